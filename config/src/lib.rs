@@ -1,0 +1,6 @@
+//! TOML to a validated [`Config`].
+pub mod model;
+pub mod namespace;
+
+pub use model::*;
+pub use namespace::Namespace;

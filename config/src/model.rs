@@ -1,0 +1,192 @@
+//! The validated configuration: plain values, every bound already checked.
+//!
+//! Sizes are bytes, times are [`Duration`]s, shares are fractions of the primary's slots in `0.0..=1.0`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::namespace::Namespace;
+
+/// Everything that Terrace is told by its user.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The DRAM tier.
+    pub primary: PrimaryConfig,
+    /// Shape of a block.
+    pub geometry: Geometry,
+    /// What makes bytes interchangeable.
+    pub namespace: Namespace,
+    /// Which blocks are worth storing.
+    pub admission: AdmissionConfig,
+    /// Bounds of queues and shares.
+    pub limits: Limits,
+    /// How long each class of operation may take.
+    pub deadlines: Deadlines,
+    /// When a failing tier is switched off.
+    pub breaker: BreakerConfig,
+    /// Secondary tiers, asked in this order.
+    pub tiers: Vec<TierConfig>,
+}
+
+/// The DRAM tier.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrimaryConfig {
+    /// Number of slots. From `blocks`, or `capacity / slot_stride` rounded down.
+    pub blocks: u32,
+    /// Eviction policy.
+    pub policy: Policy,
+    /// Whether to ask for 2 MiB pages.
+    pub huge_pages: Choice,
+    /// Lock the region in memory (`mlock`), so that it is never swapped out.
+    pub lock_memory: bool,
+    /// Bind the region to this NUMA node.
+    pub numa_node: Option<u32>,
+    /// Threads that touch the region's pages at start; 0: one per CPU, eight at most.
+    pub prefault_threads: u32,
+}
+
+/// Eviction policies of the primary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Least recently used.
+    Lru,
+    /// Adaptive replacement cache (Megiddo and Modha, FAST '03).
+    Arc,
+}
+
+/// A facility that may be missing on a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Use it where it works, do without elsewhere, and say so in the log.
+    Auto,
+    /// Fail at start where it does not work.
+    Require,
+    /// Never use it.
+    Off,
+}
+
+/// Shape of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Payload bytes of one offloaded block: `blocks_per_chunk` GPU blocks of one group, all layers.
+    pub block_bytes: u32,
+    /// Tokens in one GPU block.
+    pub tokens_per_block: u32,
+    /// GPU blocks in one offloaded block.
+    pub blocks_per_chunk: u32,
+    /// KV-cache groups of the model.
+    pub groups: u32,
+    /// Length of the engine's block hashes, 1..=64.
+    pub hash_bytes: u8,
+}
+
+impl Geometry {
+    /// Distance between two slots: `block_bytes` rounded up to 4 KiB, the alignment of direct I/O.
+    pub const fn slot_stride(&self) -> u32 {
+        self.block_bytes.next_multiple_of(4096)
+    }
+}
+
+/// Which blocks are worth storing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdmissionConfig {
+    /// A block is stored once it has been offered this many times; 1 stores at once.
+    pub store_threshold: u32,
+    /// Blocks whose offers are remembered while they are below the threshold.
+    pub tracker_entries: u32,
+}
+
+/// Bounds of queues and shares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Share of the primary that promotions and the blocks held for their requests may fill.
+    pub promotion_share: f64,
+    /// Share of the primary that the running cascade jobs of one tier may hold readers on.
+    pub cascade_share: f64,
+    /// Cascades that wait for a tier, holding their blocks weakly; beyond, the oldest is dropped and counted.
+    pub queued_cascades: u32,
+    /// Share of the primary that `pin` may hold.
+    pub pin_share: f64,
+    /// Requests open at once.
+    pub requests: u32,
+    /// Keys in one call.
+    pub keys_per_call: u32,
+    /// Events kept until they are taken; beyond, the oldest is dropped and counted.
+    pub events: u32,
+}
+
+/// How long each class of operation may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// `Pending` or `Retry` becomes `Miss` after this long.
+    pub lookup: Duration,
+    /// A promotion is abandoned after this long.
+    pub promotion: Duration,
+    /// A cascade job is abandoned after this long.
+    pub cascade: Duration,
+    /// A block found by a lookup is held for its request at most this long.
+    pub hold: Duration,
+    /// The longest `pin`.
+    pub pin: Duration,
+    /// `drain` and `shutdown` give up after this long.
+    pub drain: Duration,
+}
+
+/// When a failing tier is switched off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BreakerConfig {
+    /// Failed jobs in a row that open the breaker.
+    pub failures: u32,
+    /// How long it stays open before one probe is let through.
+    pub cooldown: Duration,
+}
+
+/// One secondary tier.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TierConfig {
+    /// Name in logs, statistics and events; unique.
+    pub name: String,
+    /// Promotions from slower tiers are also stored here.
+    pub backfill: bool,
+    /// What kind of tier, with its own keys.
+    pub kind: TierKind,
+}
+
+/// Kinds of secondary tiers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TierKind {
+    /// Files on local disks.
+    Nvme(NvmeConfig),
+    /// Process memory: for development and tests.
+    Memory(MemoryConfig),
+}
+
+/// Files on local disks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NvmeConfig {
+    /// Directories; blocks are striped over them by hash.
+    pub paths: Vec<PathBuf>,
+    /// Bytes that all directories together may allocate, footers included.
+    pub capacity_bytes: u64,
+    /// Eviction starts when this share of the capacity is in use.
+    pub high_watermark: f64,
+    /// Eviction stops when no more than this share is in use.
+    pub low_watermark: f64,
+    /// Operations in flight per directory.
+    pub queue_depth: u32,
+    /// Operations that wait per directory before the tier refuses more.
+    pub queue_entries: u32,
+    /// O_DIRECT.
+    pub direct_io: Choice,
+    /// io_uring; without it the ring thread does blocking calls.
+    pub io_uring: Choice,
+    /// RocksDB catalog; without it the catalog is rebuilt from the files at each start.
+    pub catalog: Choice,
+}
+
+/// Process memory as a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Bytes of payload that it may keep.
+    pub capacity_bytes: u64,
+}

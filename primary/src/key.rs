@@ -1,0 +1,74 @@
+//! The name of a block inside one namespace.
+
+use std::fmt;
+
+/// Longest block hash.
+pub const MAX_HASH_BYTES: usize = 64;
+/// Longest key: a block hash and its group.
+pub const MAX_KEY_BYTES: usize = MAX_HASH_BYTES + 4;
+
+/// A block hash (1..=64 bytes) followed by the KV-cache group index as big-endian `u32`: the form in which vLLM
+/// names an offloaded block. Plain bytes, copied freely.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    len: u8,
+    bytes: [u8; MAX_KEY_BYTES],
+}
+
+/// Bytes that are no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a key has 5 to 68 bytes (a block hash of 1 to 64, then the group as 4): got {0}")]
+pub struct KeyError(pub usize);
+
+impl Key {
+    /// The key of the block `hash` in `group`. Fails unless the hash has 1 to 64 bytes.
+    pub fn new(hash: &[u8], group: u32) -> Result<Self, KeyError> {
+        let len = hash.len();
+        if len == 0 || len > MAX_HASH_BYTES {
+            return Err(KeyError(len + 4));
+        }
+        let mut bytes = [0; MAX_KEY_BYTES];
+        bytes[..len].copy_from_slice(hash);
+        bytes[len..len + 4].copy_from_slice(&group.to_be_bytes());
+        Ok(Self { len: (len + 4) as u8, bytes })
+    }
+
+    /// A key from its bytes: the hash, then the group.
+    pub fn from_bytes(key: &[u8]) -> Result<Self, KeyError> {
+        match key.split_last_chunk::<4>() {
+            Some((hash, group)) => Self::new(hash, u32::from_be_bytes(*group)),
+            None => Err(KeyError(key.len())),
+        }
+    }
+
+    /// Hash and group, as they are stored.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// The block hash.
+    pub fn hash(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len) - 4]
+    }
+
+    /// The KV-cache group.
+    pub fn group(&self) -> u32 {
+        let end = usize::from(self.len);
+        u32::from_be_bytes([self.bytes[end - 4], self.bytes[end - 3], self.bytes[end - 2], self.bytes[end - 1]])
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for byte in self.hash() {
+            write!(f, "{byte:02x}")?;
+        }
+        write!(f, "_g{}", self.group())
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
