@@ -1,0 +1,52 @@
+//! Arrows between crates run one way.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+/// What each crate may depend on inside the workspace.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("terrace-config", &[]),
+    ("terrace-primary", &["terrace-config"]),
+    ("terrace-kernels", &[]),
+    ("terrace-tiers", &["terrace-config", "terrace-primary"]),
+    ("terrace-tiering", &["terrace-config", "terrace-primary", "terrace-tiers"]),
+    (
+        "terrace-connector",
+        &["terrace-config", "terrace-primary", "terrace-tiers", "terrace-tiering", "terrace-kernels"],
+    ),
+    (
+        "terrace",
+        &[
+            "terrace-config",
+            "terrace-primary",
+            "terrace-tiers",
+            "terrace-tiering",
+            "terrace-kernels",
+            "terrace-connector",
+        ],
+    ),
+    ("terrace-simulation", &["terrace-config", "terrace-primary", "terrace-tiers", "terrace-tiering"]),
+];
+
+#[test]
+fn arrows_run_one_way() {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo metadata runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
+    let allowed: BTreeMap<_, _> = ALLOWED.iter().copied().collect();
+    let packages = metadata["packages"].as_array().expect("packages");
+    assert_eq!(packages.len(), allowed.len(), "a crate was added: say here what it may depend on");
+    for package in packages {
+        let name = package["name"].as_str().expect("name");
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let target = dependency["name"].as_str().expect("name");
+            if target.starts_with("terrace") && dependency["kind"].is_null() {
+                assert!(allowed[name].contains(&target), "{name} must not depend on {target}");
+            }
+        }
+    }
+}
