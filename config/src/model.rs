@@ -31,7 +31,7 @@ pub struct Config {
 /// The DRAM tier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrimaryConfig {
-    /// Number of slots. From `blocks`, or `capacity / slot_stride` rounded down.
+    /// Number of slots, `1..=MAX_BLOCKS`. From `blocks`, or `capacity / slot_stride` rounded down.
     pub blocks: u32,
     /// Eviction policy.
     pub policy: Policy,

@@ -1,0 +1,25 @@
+//! Bounds that validation keeps and that other crates may rely on.
+
+use crate::model::Geometry;
+
+/// Most blocks of one tier: block indices are `u32`, and half of their range keeps room for index tables twice as large.
+pub const MAX_BLOCKS: u32 = 1 << 31;
+/// Largest block.
+pub const MAX_BLOCK_BYTES: u32 = 1 << 30;
+/// Largest primary region, well inside a process's address space.
+pub const MAX_PRIMARY_BYTES: u64 = 1 << 46;
+/// Largest secondary tier.
+pub const MAX_TIER_BYTES: u64 = 1 << 60;
+/// Most secondary tiers.
+pub const MAX_TIERS: usize = 16;
+/// Most directories of one tier.
+pub const MAX_PATHS: usize = 64;
+/// Bytes that follow a block's payload in its file on an NVMe tier.
+pub const NVME_FOOTER_BYTES: u64 = 4096;
+
+impl Geometry {
+    /// Bytes of one block's file on an NVMe tier: the slot and the footer.
+    pub const fn file_bytes(&self) -> u64 {
+        self.slot_stride() as u64 + NVME_FOOTER_BYTES
+    }
+}

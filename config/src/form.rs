@@ -1,0 +1,201 @@
+//! What a key may hold: reading one TOML value, its bound in words, its JSON Schema.
+
+use serde_json::json;
+use toml::de::{DeInteger, DeValue};
+
+use crate::bounds::MAX_PATHS;
+use crate::nearest::nearest;
+use crate::units::{format_duration, format_size, parse_duration, parse_size};
+use crate::value::{Value, quoted};
+
+/// Bounds of every duration, in milliseconds: a deadline of zero would fail everything, a day is for ever to an engine.
+const TIME_MS: (u64, u64) = (1, 24 * 3_600_000);
+/// Longest text.
+const TEXT_BYTES: usize = 4096;
+/// Longest path (the kernel's own limit).
+const PATH_BYTES: usize = 4095;
+/// Longest name of a tier.
+const NAME_BYTES: usize = 64;
+/// Names that already mean something in statistics and events.
+const RESERVED_NAMES: [&str; 2] = ["gpu", "primary"];
+
+/// The values that a key may hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    /// `true` or `false`.
+    Flag,
+    /// A whole number, both bounds included.
+    Count { min: u64, max: u64 },
+    /// Bytes, as a number or with a binary unit; both bounds included.
+    Size { min: u64, max: u64 },
+    /// A fraction, `0.0..=1.0`.
+    Share,
+    /// A duration with its unit.
+    Time,
+    /// One of a list.
+    Word(&'static [&'static str]),
+    /// Any text.
+    Text,
+    /// A name of a tier.
+    Name,
+    /// Directories.
+    Paths,
+}
+
+/// Why a value was refused: the fault's fix. Its bound is [`Form::bound`].
+type Refusal = String;
+
+impl Form {
+    /// The rule, `must be a whole number from 1 to 64`.
+    pub fn bound(&self) -> String {
+        let rule = match self {
+            Self::Flag => "true or false".to_owned(),
+            Self::Count { min, max } => format!("a whole number from {min} to {max}"),
+            Self::Size { min, max } => format!("a size from {} to {}", format_size(*min), format_size(*max)),
+            Self::Share => "a number from 0.0 to 1.0".to_owned(),
+            Self::Time => format!("a duration from {} to {}", format_millis(TIME_MS.0), format_millis(TIME_MS.1)),
+            Self::Word(words) => format!("one of {}", words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(", ")),
+            Self::Text => format!("a string of at most {TEXT_BYTES} bytes"),
+            Self::Name => format!("a string of 1 to {NAME_BYTES} letters, digits, '-', '_' or '.'"),
+            Self::Paths => format!("a list of 1 to {MAX_PATHS} directories"),
+        };
+        format!("must be {rule}")
+    }
+
+    /// The checked value, or what to write instead. `example` is a good TOML literal for this key.
+    pub fn read(&self, value: &DeValue<'_>, example: &str) -> Result<Value, Refusal> {
+        let as_example = || format!("write {example}");
+        match (self, value) {
+            (Self::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
+            (Self::Count { min, max }, DeValue::Integer(number)) => {
+                within(number, *min, *max, |n| n.to_string()).map(Value::Count)
+            }
+            (Self::Count { .. }, DeValue::String(text)) if text.parse::<u64>().is_ok() => {
+                Err(format!("write {text} without quotes"))
+            }
+            (Self::Size { min, max }, DeValue::Integer(number)) => {
+                within(number, *min, *max, size_literal).map(Value::Size)
+            }
+            (Self::Size { min, max }, DeValue::String(text)) => {
+                clamp(parse_size(text)?.into(), *min, *max, size_literal).map(Value::Size)
+            }
+            (Self::Size { .. }, DeValue::Float(_)) => Err(format!("sizes are whole: {}", as_example())),
+            (Self::Share, DeValue::Float(number)) => share(number.as_str(), example),
+            (Self::Share, DeValue::Integer(number)) => share(number.as_str(), example),
+            (Self::Share, DeValue::String(text)) => {
+                match text.strip_suffix('%').and_then(|n| n.trim().parse::<f64>().ok()) {
+                    Some(percent) if (0.0..=100.0).contains(&percent) => Err(format!("write {:?}", percent / 100.0)),
+                    _ => Err(as_example()),
+                }
+            }
+            (Self::Time, DeValue::String(text)) => {
+                let duration = parse_duration(text)?;
+                // Compared in nanoseconds: rounded to milliseconds, 24h and 1ns would pass.
+                let nanos = i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
+                clamp(nanos, TIME_MS.0 * 1_000_000, TIME_MS.1 * 1_000_000, |n| quoted(&format_millis(n / 1_000_000)))?;
+                Ok(Value::Time(duration))
+            }
+            (Self::Time, DeValue::Integer(n)) => Err(format!("write the unit: \"{n}s\" or \"{n}ms\"")),
+            (Self::Word(words), DeValue::String(text)) => {
+                match words.iter().find(|word| *word == text) {
+                    Some(word) => Ok(Value::Word(word)),
+                    None => Err(nearest(text, words.iter().copied())
+                        .map_or_else(as_example, |word| format!("write \"{word}\""))),
+                }
+            }
+            (Self::Text, DeValue::String(text)) => match text.len() {
+                0..=TEXT_BYTES => Ok(Value::Text(text.clone().into_owned())),
+                bytes => Err(format!("shorten its {bytes} bytes, by a digest for example")),
+            },
+            (Self::Name, DeValue::String(text)) => name(text),
+            (Self::Paths, DeValue::Array(items)) => {
+                if items.is_empty() || items.len() > MAX_PATHS {
+                    return Err(as_example());
+                }
+                items.iter().map(|item| path(item.get_ref(), example)).collect::<Result<_, _>>().map(Value::Paths)
+            }
+            (Self::Paths, DeValue::String(path)) => Err(format!("write [{}]", quoted(path))),
+            _ => Err(as_example()),
+        }
+    }
+
+    /// The JSON Schema of the value, without default and description.
+    pub fn schema(&self) -> serde_json::Value {
+        match self {
+            Self::Flag => json!({ "type": "boolean" }),
+            Self::Count { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
+            Self::Size { min, max } => json!({ "anyOf": [
+                { "type": "integer", "minimum": min, "maximum": max },
+                { "type": "string", "pattern": "^[0-9]+ ?(B|KiB|MiB|GiB|TiB|PiB)$" },
+            ] }),
+            Self::Share => json!({ "type": "number", "minimum": 0.0, "maximum": 1.0 }),
+            Self::Time => json!({ "type": "string", "pattern": "^[0-9]+ ?(ns|us|ms|s|m|h)$" }),
+            Self::Word(words) => json!({ "type": "string", "enum": words }),
+            Self::Text => json!({ "type": "string", "maxLength": TEXT_BYTES }),
+            Self::Name => {
+                let pattern = format!("^[A-Za-z0-9._-]{{1,{NAME_BYTES}}}$");
+                json!({ "type": "string", "pattern": pattern, "not": { "enum": RESERVED_NAMES } })
+            }
+            Self::Paths => json!({
+                "type": "array", "minItems": 1, "maxItems": MAX_PATHS,
+                "items": { "type": "string", "minLength": 1, "maxLength": PATH_BYTES },
+            }),
+        }
+    }
+}
+
+fn format_millis(millis: u64) -> String {
+    format_duration(std::time::Duration::from_millis(millis))
+}
+
+fn size_literal(bytes: u64) -> String {
+    quoted(&format_size(bytes))
+}
+
+/// An integer within its bounds.
+fn within(number: &DeInteger<'_>, min: u64, max: u64, format: impl Fn(u64) -> String) -> Result<u64, Refusal> {
+    // i128 holds every u64 and every negative integer near it; what overflows even that is far off by its sign.
+    let far = if number.as_str().starts_with('-') { i128::MIN } else { i128::MAX };
+    clamp(i128::from_str_radix(number.as_str(), number.radix()).unwrap_or(far), min, max, format)
+}
+
+fn clamp(number: i128, min: u64, max: u64, format: impl Fn(u64) -> String) -> Result<u64, Refusal> {
+    match u64::try_from(number) {
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        _ if number < i128::from(min) => Err(format!("write at least {}", format(min))),
+        _ => Err(format!("write at most {}", format(max))),
+    }
+}
+
+fn share(number: &str, example: &str) -> Result<Value, Refusal> {
+    match number.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(Value::Share(share)),
+        Ok(percent) if percent > 2.0 && percent <= 100.0 => {
+            Err(format!("write {:?} for {number} percent", percent / 100.0))
+        }
+        Ok(share) if share > 1.0 => Err("write at most 1.0".to_owned()),
+        Ok(share) if share < 0.0 => Err("write at least 0.0".to_owned()),
+        _ => Err(format!("write {example}")),
+    }
+}
+
+fn name(text: &str) -> Result<Value, Refusal> {
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    if RESERVED_NAMES.contains(&text) {
+        Err(format!("\"{text}\" is taken: write another name"))
+    } else if text.is_empty() || text.len() > NAME_BYTES || !plain {
+        Err("write a name such as \"nvme-scratch\"".to_owned())
+    } else {
+        Ok(Value::Text(text.to_owned()))
+    }
+}
+
+fn path(item: &DeValue<'_>, example: &str) -> Result<std::path::PathBuf, Refusal> {
+    match item.as_str() {
+        None => Err(format!("write each directory as a string: {example}")),
+        Some("") => Err("name the directory: \"\" is none".to_owned()),
+        Some(text) if text.contains('\0') => Err("remove the NUL character".to_owned()),
+        Some(text) if text.len() > PATH_BYTES => Err(format!("write at most {PATH_BYTES} bytes")),
+        Some(text) => Ok(text.into()),
+    }
+}

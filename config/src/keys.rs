@@ -1,0 +1,266 @@
+//! The table of all keys: the one source of the parser's names, bounds and defaults, of the effective configuration, of
+//! the JSON Schema and of the example file. Keys of `[[tier]]` stand in `tier_keys.rs`.
+
+use crate::bounds::{MAX_BLOCK_BYTES, MAX_PRIMARY_BYTES};
+use crate::draft::Draft;
+use crate::form::Form;
+use crate::key::*;
+use crate::model::Policy;
+use crate::value::Value;
+
+/// One table of the file.
+pub(crate) struct Section {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub keys: &'static [Key<Draft>],
+}
+
+const fn text(name: &'static str, place: for<'a> fn(&'a mut Draft) -> Place<'a>, doc: &'static str) -> Key<Draft> {
+    row(name, Form::Text, Preset::Is(Value::Text(String::new())), place, doc)
+}
+
+/// All tables of the file but `[[tier]]`, in the order in which they are written.
+pub(crate) static SECTIONS: [Section; 7] = [
+    Section { name: "primary", doc: "The DRAM tier: the shared region that GPU copies fill.", keys: &PRIMARY },
+    Section { name: "geometry", doc: "Shape of a block. Part of the namespace.", keys: &GEOMETRY },
+    Section {
+        name: "namespace",
+        doc: "What makes the bytes of two blocks interchangeable: engines share blocks only if all of it is equal.",
+        keys: &NAMESPACE,
+    },
+    Section { name: "admission", doc: "Which blocks are worth storing.", keys: &ADMISSION },
+    Section {
+        name: "limits",
+        doc: "Bounds of queues and shares. A share is a fraction of the primary's blocks.",
+        keys: &LIMITS,
+    },
+    Section { name: "deadlines", doc: "How long each class of operation may take.", keys: &DEADLINES },
+    Section { name: "breaker", doc: "When a failing tier is switched off.", keys: &BREAKER },
+];
+
+static PRIMARY: [Key<Draft>; 7] = [
+    row(
+        "capacity",
+        Form::Size { min: 1, max: MAX_PRIMARY_BYTES },
+        Preset::Required("\"64GiB\""),
+        |d| Place::SizeOrUnset(&mut d.primary_size.capacity_bytes),
+        "Bytes of DRAM, rounded down to whole blocks. Either this or `blocks`.",
+    ),
+    row(
+        "blocks",
+        BLOCKS,
+        Preset::Unset("32768"),
+        |d| Place::CountOrUnset(&mut d.primary_size.blocks),
+        "Number of blocks, instead of `capacity`.",
+    ),
+    row(
+        "policy",
+        Form::Word(Policy::WORDS),
+        word("lru"),
+        |d| Place::Policy(&mut d.config.primary.policy),
+        "Eviction: \"lru\" (least recently used) or \"arc\" (adaptive replacement cache).",
+    ),
+    row(
+        "huge_pages",
+        CHOICE,
+        word("auto"),
+        |d| Place::Choice(&mut d.config.primary.huge_pages),
+        "2 MiB pages: \"auto\" (where the machine has them), \"require\" (fail at start without) or \"off\".",
+    ),
+    row(
+        "lock_memory",
+        Form::Flag,
+        Preset::Is(Value::Flag(false)),
+        |d| Place::Flag(&mut d.config.primary.lock_memory),
+        "Lock the region in memory, so that it is never swapped out. Needs a memlock limit of that size.",
+    ),
+    row(
+        "numa_node",
+        count(0, 1023),
+        Preset::Unset("0"),
+        |d| Place::CountOrUnset(&mut d.config.primary.numa_node),
+        "Bind the region to this NUMA node. Not bound if left out.",
+    ),
+    row(
+        "prefault_threads",
+        count(0, 256),
+        number(0),
+        |d| Place::Count(&mut d.config.primary.prefault_threads),
+        "Threads that touch the region's pages at start. 0: one per CPU, eight at most.",
+    ),
+];
+
+static GEOMETRY: [Key<Draft>; 5] = [
+    row(
+        "block_bytes",
+        Form::Size { min: 1, max: MAX_BLOCK_BYTES as u64 },
+        Preset::Is(Value::Size(2 << 20)),
+        |d| Place::Size(&mut d.config.geometry.block_bytes),
+        "Payload of one offloaded block: `blocks_per_chunk` GPU blocks of one KV-cache group, all its layers.",
+    ),
+    row(
+        "tokens_per_block",
+        count(1, 65_536),
+        number(16),
+        |d| Place::Count(&mut d.config.geometry.tokens_per_block),
+        "Tokens in one GPU block.",
+    ),
+    row(
+        "blocks_per_chunk",
+        count(1, 4096),
+        number(1),
+        |d| Place::Count(&mut d.config.geometry.blocks_per_chunk),
+        "GPU blocks in one offloaded block.",
+    ),
+    row(
+        "groups",
+        count(1, 1024),
+        number(1),
+        |d| Place::Count(&mut d.config.geometry.groups),
+        "KV-cache groups of the model.",
+    ),
+    row(
+        "hash_bytes",
+        count(1, 64),
+        number(32),
+        |d| Place::Byte(&mut d.config.geometry.hash_bytes),
+        "Length of the engine's block hashes.",
+    ),
+];
+
+static NAMESPACE: [Key<Draft>; 9] = [
+    text("model", |d| Place::Text(&mut d.config.namespace.model), "Model name or path."),
+    text("revision", |d| Place::Text(&mut d.config.namespace.revision), "Model revision or checkpoint digest."),
+    text("dtype", |d| Place::Text(&mut d.config.namespace.dtype), "Element type of the KV cache, such as bfloat16."),
+    text("kv_layout", |d| Place::Text(&mut d.config.namespace.kv_layout), "Memory layout of one block, such as HND."),
+    text("quantisation", |d| Place::Text(&mut d.config.namespace.quantisation), "Quantisation and its scales."),
+    text("rope", |d| Place::Text(&mut d.config.namespace.rope), "RoPE and every other setting that changes KV values."),
+    text("parallel", |d| Place::Text(&mut d.config.namespace.parallel), "Parallel layout and rank, or canonical."),
+    text("engine", |d| Place::Text(&mut d.config.namespace.engine), "Engine name and the version of its KV format."),
+    text("tenant", |d| Place::Text(&mut d.config.namespace.tenant), "Tenant: tenants never read each other's blocks."),
+];
+
+static ADMISSION: [Key<Draft>; 2] = [
+    row(
+        "store_threshold",
+        count(1, 1_000_000),
+        number(1),
+        |d| Place::Count(&mut d.config.admission.store_threshold),
+        "A block is stored once it has been offered this many times. 1 stores at once.",
+    ),
+    row(
+        "tracker_entries",
+        count(1, MAX_ENTRIES),
+        number(65_536),
+        |d| Place::Count(&mut d.config.admission.tracker_entries),
+        "Blocks whose offers are remembered while they are below the threshold.",
+    ),
+];
+
+static LIMITS: [Key<Draft>; 7] = [
+    row(
+        "promotion_share",
+        Form::Share,
+        share(0.5),
+        |d| Place::Share(&mut d.config.limits.promotion_share),
+        "Share that promotions and the blocks held for their requests may fill.",
+    ),
+    row(
+        "cascade_share",
+        Form::Share,
+        share(0.25),
+        |d| Place::Share(&mut d.config.limits.cascade_share),
+        "Share that the running cascade jobs of one tier may hold.",
+    ),
+    row(
+        "queued_cascades",
+        count(1, MAX_ENTRIES),
+        number(65_536),
+        |d| Place::Count(&mut d.config.limits.queued_cascades),
+        "Cascades that wait for one tier. Beyond, the oldest is dropped and counted.",
+    ),
+    row(
+        "pin_share",
+        Form::Share,
+        share(0.25),
+        |d| Place::Share(&mut d.config.limits.pin_share),
+        "Share that pinned blocks may hold.",
+    ),
+    row(
+        "requests",
+        count(1, MAX_ENTRIES),
+        number(65_536),
+        |d| Place::Count(&mut d.config.limits.requests),
+        "Requests open at once.",
+    ),
+    row(
+        "keys_per_call",
+        count(1, MAX_ENTRIES),
+        number(1_048_576),
+        |d| Place::Count(&mut d.config.limits.keys_per_call),
+        "Keys in one call.",
+    ),
+    row(
+        "events",
+        count(1, MAX_ENTRIES),
+        number(65_536),
+        |d| Place::Count(&mut d.config.limits.events),
+        "Events kept until they are taken. Beyond, the oldest is dropped and counted.",
+    ),
+];
+
+static DEADLINES: [Key<Draft>; 6] = [
+    row(
+        "lookup",
+        Form::Time,
+        secs(5),
+        |d| Place::Time(&mut d.config.deadlines.lookup),
+        "A lookup that is still waiting for a tier becomes a miss after this long.",
+    ),
+    row(
+        "promotion",
+        Form::Time,
+        secs(10),
+        |d| Place::Time(&mut d.config.deadlines.promotion),
+        "A promotion is abandoned after this long.",
+    ),
+    row(
+        "cascade",
+        Form::Time,
+        secs(30),
+        |d| Place::Time(&mut d.config.deadlines.cascade),
+        "A cascade job is abandoned after this long.",
+    ),
+    row(
+        "hold",
+        Form::Time,
+        secs(10),
+        |d| Place::Time(&mut d.config.deadlines.hold),
+        "A block found by a lookup is held for its request at most this long.",
+    ),
+    row("pin", Form::Time, secs(300), |d| Place::Time(&mut d.config.deadlines.pin), "The longest pin."),
+    row(
+        "drain",
+        Form::Time,
+        secs(30),
+        |d| Place::Time(&mut d.config.deadlines.drain),
+        "Draining and shutting down give up after this long.",
+    ),
+];
+
+static BREAKER: [Key<Draft>; 2] = [
+    row(
+        "failures",
+        count(1, 1_000_000),
+        number(5),
+        |d| Place::Count(&mut d.config.breaker.failures),
+        "Failed jobs in a row that switch a tier off.",
+    ),
+    row(
+        "cooldown",
+        Form::Time,
+        secs(5),
+        |d| Place::Time(&mut d.config.breaker.cooldown),
+        "How long it stays off before one job is let through to try it.",
+    ),
+];

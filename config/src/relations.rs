@@ -1,0 +1,212 @@
+//! What must hold between keys. A rule is asked only if each key that it reads kept its own bounds.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::bounds::{MAX_BLOCKS, MAX_PRIMARY_BYTES, MAX_TIER_BYTES};
+use crate::draft::{Draft, Kind, SizeDraft, TierDraft};
+use crate::model::Geometry;
+use crate::report::Report;
+use crate::tier_keys::TIER;
+use crate::units::format_size;
+use crate::value::quoted;
+
+/// Checks all relations and names the tiers that have no name.
+pub(crate) fn check(draft: &mut Draft, report: &mut Report<'_>) {
+    geometry(&draft.config.geometry, report);
+    primary(draft, report);
+    for (i, tier) in draft.tiers.iter().enumerate() {
+        let path = format!("{TIER}[{i}]");
+        tier_size(&path, tier, &draft.config.geometry, report);
+        if tier.kind == Some(Kind::Nvme) {
+            nvme(&path, tier, &draft.config.geometry, report);
+        }
+        if tier.kind.is_none() && report.good(&[&format!("{path}.type")]) {
+            report.fault(&format!("{path}.type"), "must be written", "write type = \"nvme\" or type = \"memory\"");
+        }
+    }
+    names(&mut draft.tiers, report);
+    directories(&draft.tiers, report);
+}
+
+fn geometry(geometry: &Geometry, report: &mut Report<'_>) {
+    if !report.good(&["geometry.block_bytes", "geometry.blocks_per_chunk"]) {
+        return;
+    }
+    let Geometry { block_bytes, blocks_per_chunk, .. } = *geometry;
+    if blocks_per_chunk > 0 && !block_bytes.is_multiple_of(blocks_per_chunk) {
+        let below = block_bytes - block_bytes % blocks_per_chunk;
+        let near = if below > 0 { below } else { blocks_per_chunk };
+        report.fault(
+            "geometry.blocks_per_chunk",
+            format!("must divide geometry.block_bytes, {}", format_size(block_bytes.into())),
+            format!("change one of them, block_bytes to {} for example", quoted(&format_size(near.into()))),
+        );
+    }
+}
+
+fn primary(draft: &Draft, report: &mut Report<'_>) {
+    let size = &draft.primary_size;
+    if !one_size("primary", size, "64GiB", report) || !report.good(&["geometry.block_bytes"]) {
+        return;
+    }
+    let stride = u64::from(draft.config.geometry.slot_stride()).max(1);
+    let most = u64::from(MAX_BLOCKS).min(MAX_PRIMARY_BYTES / stride);
+    if let Some(bytes) = size.capacity_bytes {
+        capacity_holds(
+            "primary.capacity",
+            bytes,
+            stride,
+            most,
+            "one slot (geometry.block_bytes rounded up to 4KiB)",
+            report,
+        );
+    }
+    if size.blocks.is_some_and(|blocks| u64::from(blocks) > most) {
+        report.fault(
+            "primary.blocks",
+            format!("must take at most {} in slots of {}", format_size(MAX_PRIMARY_BYTES), format_size(stride)),
+            format!("write at most {most}"),
+        );
+    }
+}
+
+fn tier_size(path: &str, tier: &TierDraft, geometry: &Geometry, report: &mut Report<'_>) {
+    if !one_size(path, &tier.size, "2TiB", report) || !report.good(&["geometry.block_bytes"]) {
+        return;
+    }
+    let Some(kind) = tier.kind else { return };
+    let each = kind.bytes_per_block(geometry).max(1);
+    let most = u64::from(MAX_BLOCKS).min(MAX_TIER_BYTES / each);
+    if let Some(bytes) = tier.size.capacity_bytes {
+        let what = match kind {
+            Kind::Nvme => "one block (geometry.block_bytes rounded up to 4KiB, and a footer of 4KiB)",
+            Kind::Memory => "one block (geometry.block_bytes)",
+        };
+        capacity_holds(&format!("{path}.capacity"), bytes, each, most, what, report);
+    }
+    if tier.size.blocks.is_some_and(|blocks| u64::from(blocks) > most) {
+        report.fault(
+            &format!("{path}.blocks"),
+            format!("must take at most {} in blocks of {}", format_size(MAX_TIER_BYTES), format_size(each)),
+            format!("write at most {most}"),
+        );
+    }
+}
+
+/// Whether exactly one of `capacity` and `blocks` is written, and within its own bounds.
+fn one_size(path: &str, size: &SizeDraft, example: &str, report: &mut Report<'_>) -> bool {
+    let (capacity, blocks) = (format!("{path}.capacity"), format!("{path}.blocks"));
+    if !report.good(&[&capacity, &blocks]) {
+        return false;
+    }
+    match (size.capacity_bytes, size.blocks) {
+        (Some(_), Some(_)) => {
+            report.fault(&blocks, format!("must not stand beside {capacity}"), "remove one of the two");
+            false
+        }
+        (None, None) => {
+            let header = if path.starts_with(TIER) { "[[tier]]" } else { "[primary]" };
+            let fix = format!("write capacity = {} under {header}", quoted(example));
+            report.fault(&capacity, "must be written, or blocks in its place", fix);
+            false
+        }
+        _ => true,
+    }
+}
+
+/// A capacity of 1 to `most` blocks of `each` bytes.
+fn capacity_holds(path: &str, bytes: u64, each: u64, most: u64, what: &str, report: &mut Report<'_>) {
+    if bytes < each {
+        report.fault(
+            path,
+            format!("must hold at least {what}"),
+            format!("write at least {}", quoted(&format_size(each))),
+        );
+    } else if bytes / each > most {
+        report.fault(
+            path,
+            format!("must hold at most {most} blocks of {}", format_size(each)),
+            format!("write at most {}, or raise geometry.block_bytes", quoted(&format_size(most * each))),
+        );
+    }
+}
+
+fn nvme(path: &str, tier: &TierDraft, geometry: &Geometry, report: &mut Report<'_>) {
+    let [high, low, paths, capacity, blocks] =
+        ["high_watermark", "low_watermark", "paths", "capacity", "blocks"].map(|name| format!("{path}.{name}"));
+    let nvme = &tier.nvme;
+    if report.good(&[&paths]) && nvme.paths.is_empty() {
+        report.fault(&paths, "must be written", "write paths = [\"/mnt/nvme0/terrace\"] under [[tier]]");
+    }
+    if !report.good(&[&high]) {
+        return;
+    }
+    if report.good(&[&low]) && nvme.low_watermark > nvme.high_watermark {
+        // Told at whichever of the two is written; the other may be the default.
+        let (high_share, low_share) = (nvme.high_watermark, nvme.low_watermark);
+        if report.marked(&low) {
+            let fix = format!("write at most {high_share:?}");
+            report.fault(&low, format!("must be at most high_watermark, {high_share:?}"), fix);
+        } else {
+            let fix = format!("write at least {low_share:?}, or a low_watermark of at most {high_share:?} too");
+            report.fault(&high, format!("must be at least low_watermark, {low_share:?}"), fix);
+        }
+    }
+    if !report.good(&[&capacity, &blocks, "geometry.block_bytes"]) {
+        return;
+    }
+    let each = geometry.file_bytes();
+    if let Some(bytes) = tier.capacity_bytes(geometry)
+        && (bytes as f64 * nvme.high_watermark) < each as f64
+    {
+        report.fault(
+            if report.marked(&high) { &high } else { &capacity },
+            format!("must leave room for one block of {} in the {} of the tier", format_size(each), format_size(bytes)),
+            "raise it, or the size of the tier",
+        );
+    }
+}
+
+/// Gives each tier without a name that of its type, with a number from the second on; all names differ.
+fn names(tiers: &mut [TierDraft], report: &mut Report<'_>) {
+    for i in 0..tiers.len() {
+        let Some(kind) = tiers[i].kind else { continue };
+        let path = format!("{TIER}[{i}].name");
+        if !report.good(&[&path]) {
+            continue;
+        }
+        let nth = tiers[..=i].iter().filter(|tier| tier.kind == Some(kind)).count();
+        let default = if nth == 1 { kind.word().to_owned() } else { format!("{}-{nth}", kind.word()) };
+        let name = tiers[i].name.get_or_insert(default).clone();
+        if let Some(other) = tiers[..i].iter().position(|tier| tier.name.as_ref() == Some(&name)) {
+            let bound = format!("must not be {}, the name of {TIER}[{other}]", quoted(&name));
+            report.fault(&path, bound, "write another name");
+        }
+    }
+}
+
+/// No directory is used twice, and none lies inside another: each is wholly one tier's.
+fn directories(tiers: &[TierDraft], report: &mut Report<'_>) {
+    let mut seen: Vec<(PathBuf, String)> = Vec::new();
+    for (i, tier) in tiers.iter().enumerate() {
+        for (j, path) in tier.nvme.paths.iter().enumerate() {
+            let (path, at) = (plain(path), format!("{TIER}[{i}].paths[{j}]"));
+            // The first clash is enough: one fault a directory.
+            let clash = seen.iter().find(|(other, _)| path.starts_with(other) || other.starts_with(&path));
+            if let Some((other, other_at)) = clash {
+                let bound = match *other == path {
+                    true => format!("must not be {other_at} once more"),
+                    false => format!("must not lie inside or around {other_at}, {}", quoted(&other.to_string_lossy())),
+                };
+                report.fault(&at, bound, "write a directory of its own, on another disk if it is to add speed");
+            }
+            seen.push((path, at));
+        }
+    }
+}
+
+/// `path` without `.` and doubled or trailing slashes. Symbolic links and `..` stay: the lock file in the directory
+/// catches what they hide.
+fn plain(path: &Path) -> PathBuf {
+    path.components().filter(|part| *part != Component::CurDir).collect()
+}

@@ -1,0 +1,101 @@
+//! Values that are one word out of a list.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::ConfigError;
+use crate::model::{Choice, Policy, TierKind};
+
+impl Policy {
+    /// The words of all policies, in the order of the variants.
+    pub const WORDS: &'static [&'static str] = &["lru", "arc"];
+
+    /// The word that names the policy in a configuration.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::Arc => "arc",
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = ConfigError;
+
+    fn from_str(word: &str) -> Result<Self, ConfigError> {
+        match word {
+            "lru" => Ok(Self::Lru),
+            "arc" => Ok(Self::Arc),
+            _ => Err(ConfigError::UnknownWord { word: word.to_owned(), words: Self::WORDS }),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+impl Choice {
+    /// The words of all choices, in the order of the variants.
+    pub const WORDS: &'static [&'static str] = &["auto", "require", "off"];
+
+    /// The word that names the choice in a configuration.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Require => "require",
+            Self::Off => "off",
+        }
+    }
+}
+
+impl FromStr for Choice {
+    type Err = ConfigError;
+
+    fn from_str(word: &str) -> Result<Self, ConfigError> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "require" => Ok(Self::Require),
+            "off" => Ok(Self::Off),
+            _ => Err(ConfigError::UnknownWord { word: word.to_owned(), words: Self::WORDS }),
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+impl TierKind {
+    /// The words of all kinds, in the order of the variants: values of `type`.
+    pub const WORDS: &'static [&'static str] = &["nvme", "memory"];
+
+    /// The `type` of the tier.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Nvme(_) => "nvme",
+            Self::Memory(_) => "memory",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_parse_to_what_they_name() {
+        for word in Policy::WORDS {
+            assert_eq!(word.parse::<Policy>().map(Policy::word).ok(), Some(*word));
+        }
+        for word in Choice::WORDS {
+            assert_eq!(word.parse::<Choice>().map(Choice::word).ok(), Some(*word));
+        }
+        let error = "fifo".parse::<Policy>().map_err(|error| error.to_string());
+        assert_eq!(error, Err("\"fifo\" is none of: lru, arc".to_owned()));
+    }
+}

@@ -1,0 +1,266 @@
+//! What is written parses back to what it was, and no text at all makes the parser panic.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use terrace_config::*;
+
+fn duration() -> impl Strategy<Value = Duration> {
+    let nanos = prop_oneof![1_000_000..=86_400_000_000_000_u64, (1..=86_400_u64).prop_map(|secs| secs * 1_000_000_000)];
+    nanos.prop_map(Duration::from_nanos)
+}
+
+fn choice() -> impl Strategy<Value = Choice> {
+    prop_oneof![Just(Choice::Auto), Just(Choice::Require), Just(Choice::Off)]
+}
+
+fn primary() -> impl Strategy<Value = PrimaryConfig> {
+    let policy = prop_oneof![Just(Policy::Lru), Just(Policy::Arc)];
+    (1..=65_536_u32, policy, choice(), any::<bool>(), proptest::option::of(0..=1023_u32), 0..=256_u32).prop_map(
+        |(blocks, policy, huge_pages, lock_memory, numa_node, prefault_threads)| PrimaryConfig {
+            blocks,
+            policy,
+            huge_pages,
+            lock_memory,
+            numa_node,
+            prefault_threads,
+        },
+    )
+}
+
+fn geometry() -> impl Strategy<Value = Geometry> {
+    // Blocks of 512 bytes and more: a tier of 1 TiB may not hold more than 2^31.
+    (512..=262_144_u32, 1..=65_536_u32, 1..=4096_u32, 1..=1024_u32, 1..=64_u8).prop_map(
+        |(page_bytes, tokens_per_block, blocks_per_chunk, groups, hash_bytes)| Geometry {
+            block_bytes: page_bytes * blocks_per_chunk,
+            tokens_per_block,
+            blocks_per_chunk,
+            groups,
+            hash_bytes,
+        },
+    )
+}
+
+fn namespace() -> impl Strategy<Value = Namespace> {
+    proptest::array::uniform9(".{0,12}").prop_map(
+        |[model, revision, dtype, kv_layout, quantisation, rope, parallel, engine, tenant]| Namespace {
+            model,
+            revision,
+            dtype,
+            kv_layout,
+            quantisation,
+            rope,
+            parallel,
+            engine,
+            tenant,
+        },
+    )
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let share = || 0.0..=1.0_f64;
+    let entries = || 1..=16_777_216_u32;
+    (share(), share(), entries(), share(), entries(), entries(), entries()).prop_map(
+        |(promotion_share, cascade_share, queued_cascades, pin_share, requests, keys_per_call, events)| Limits {
+            promotion_share,
+            cascade_share,
+            queued_cascades,
+            pin_share,
+            requests,
+            keys_per_call,
+            events,
+        },
+    )
+}
+
+fn deadlines() -> impl Strategy<Value = Deadlines> {
+    proptest::array::uniform6(duration()).prop_map(|[lookup, promotion, cascade, hold, pin, drain]| Deadlines {
+        lookup,
+        promotion,
+        cascade,
+        hold,
+        pin,
+        drain,
+    })
+}
+
+/// A tier for blocks of up to 1 GiB. Its name and directories start with `i`, so that tiers do not clash.
+fn tier(i: usize) -> impl Strategy<Value = TierConfig> {
+    let capacity = || (2_u64 << 30)..=(1 << 40);
+    let paths = proptest::collection::vec("[^/\\x00]{1,8}", 1..4).prop_map(move |names| {
+        let named = names.iter().enumerate();
+        named.map(|(j, name)| PathBuf::from(format!("/{i}/{j}{name}"))).collect::<Vec<_>>()
+    });
+    let nvme = (
+        (paths, capacity(), 0.6..=1.0_f64, 0.0..=0.6_f64),
+        (1..=4096_u32, 1..=16_777_216_u32, choice(), choice(), choice()),
+    )
+        .prop_map(|((paths, capacity_bytes, high_watermark, low_watermark), rest)| {
+            let (queue_depth, queue_entries, direct_io, io_uring, catalog) = rest;
+            TierKind::Nvme(NvmeConfig {
+                paths,
+                capacity_bytes,
+                high_watermark,
+                low_watermark,
+                queue_depth,
+                queue_entries,
+                direct_io,
+                io_uring,
+                catalog,
+            })
+        });
+    let memory = capacity().prop_map(|capacity_bytes| TierKind::Memory(MemoryConfig { capacity_bytes }));
+    ("[A-Za-z0-9._-]{0,20}", any::<bool>(), prop_oneof![nvme, memory])
+        .prop_map(move |(name, backfill, kind)| TierConfig { name: format!("{i}{name}"), backfill, kind })
+}
+
+prop_compose! {
+    fn config()(
+        primary in primary(),
+        geometry in geometry(),
+        namespace in namespace(),
+        (store_threshold, tracker_entries) in (1..=1_000_000_u32, 1..=16_777_216_u32),
+        limits in limits(),
+        deadlines in deadlines(),
+        (failures, cooldown) in (1..=1_000_000_u32, duration()),
+        tiers in (tier(0), tier(1), tier(2)),
+        tier_count in 0..=3_usize,
+    ) -> Config {
+        Config {
+            primary,
+            geometry,
+            namespace,
+            admission: AdmissionConfig { store_threshold, tracker_entries },
+            limits,
+            deadlines,
+            breaker: BreakerConfig { failures, cooldown },
+            tiers: [tiers.0, tiers.1, tiers.2].into_iter().take(tier_count).collect(),
+        }
+    }
+}
+
+/// Lines that make something of a file, good and bad, so that random texts get past the TOML.
+fn line() -> impl Strategy<Value = String> {
+    let key = prop_oneof![
+        "primary|geometry|limits|deadlines|tier|capacity|blocks|block_bytes|paths|type|name|low_watermark|high_watermark",
+        "[a-z_.\"]{0,8}",
+    ];
+    let value = prop_oneof![
+        any::<i64>().prop_map(|n| n.to_string()),
+        any::<f64>().prop_map(|n| format!("{n:?}")),
+        "\"[0-9]{0,25}(\\.[0-9]{0,5})? ?(B|KiB|PiB|GB|ms|h|nvme|memory|é)?\"",
+        "\\[(\"/[a-c]{0,2}/?\", ?){0,4}\\]",
+        ".{0,12}",
+    ];
+    (key, value, 0..4).prop_map(|(key, value, shape)| match shape {
+        0 => format!("[{key}]"),
+        1 => format!("[[{key}]]"),
+        _ => format!("{key} = {value}"),
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn written_and_parsed_is_the_same(config in config()) {
+        let text = config.to_toml();
+        match Config::parse(&text, "written") {
+            Ok(parsed) => prop_assert_eq!(parsed, config),
+            Err(error) => prop_assert!(false, "{}\n{}", error, text),
+        }
+    }
+
+    #[test]
+    fn no_text_panics(text in any::<String>()) {
+        let _ = Config::parse(&text, "any");
+    }
+
+    #[test]
+    fn no_lines_panic_and_what_they_give_is_sound(lines in proptest::collection::vec(line(), 0..12)) {
+        let text = lines.join("\n");
+        match Config::parse(&text, "any") {
+            Ok(config) => prop_assert!(config.validate("itself").is_ok(), "{}", text),
+            Err(error) => {
+                prop_assert!(!error.faults().is_empty());
+                for fault in error.faults() {
+                    let lines = text.lines().count().max(1);
+                    prop_assert!(fault.line.is_some_and(|line| (1..=lines).contains(&line)), "{:?}\n{}", fault, text);
+                    prop_assert!(!fault.bound.is_empty() && !fault.fix.is_empty());
+                    prop_assert!(!fault.to_string().contains(char::is_control), "{:?}", fault);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let text = "[primary]\ncapacity = \"1GiB\"\n[[tier]]\ntype = \"nvme\"\npaths = [\"/a\", \"/b\"]\nblocks = 10\n\
+                [[tier]]\ntype = \"memory\"\nblocks = 3\n[[tier]]\ntype = \"nvme\"\npaths = [\"c\"]\ncapacity = 1_073_741_824\n";
+    let secs = Duration::from_secs;
+    let nvme = |paths: &[&str], capacity_bytes| {
+        TierKind::Nvme(NvmeConfig {
+            paths: paths.iter().map(PathBuf::from).collect(),
+            capacity_bytes,
+            high_watermark: 1.0,
+            low_watermark: 0.99,
+            queue_depth: 64,
+            queue_entries: 65_536,
+            direct_io: Choice::Auto,
+            io_uring: Choice::Auto,
+            catalog: Choice::Auto,
+        })
+    };
+    let tier = |name: &str, kind| TierConfig { name: name.to_owned(), backfill: false, kind };
+    let want = Config {
+        primary: PrimaryConfig {
+            blocks: 512,
+            policy: Policy::Lru,
+            huge_pages: Choice::Auto,
+            lock_memory: false,
+            numa_node: None,
+            prefault_threads: 0,
+        },
+        geometry: Geometry {
+            block_bytes: 2 << 20,
+            tokens_per_block: 16,
+            blocks_per_chunk: 1,
+            groups: 1,
+            hash_bytes: 32,
+        },
+        namespace: Namespace::default(),
+        admission: AdmissionConfig { store_threshold: 1, tracker_entries: 65_536 },
+        limits: Limits {
+            promotion_share: 0.5,
+            cascade_share: 0.25,
+            queued_cascades: 65_536,
+            pin_share: 0.25,
+            requests: 65_536,
+            keys_per_call: 1_048_576,
+            events: 65_536,
+        },
+        deadlines: Deadlines {
+            lookup: secs(5),
+            promotion: secs(10),
+            cascade: secs(30),
+            hold: secs(10),
+            pin: secs(300),
+            drain: secs(30),
+        },
+        breaker: BreakerConfig { failures: 5, cooldown: secs(5) },
+        tiers: vec![
+            tier("nvme", nvme(&["/a", "/b"], 10 * ((2 << 20) + 4096))),
+            tier("memory", TierKind::Memory(MemoryConfig { capacity_bytes: 3 * (2 << 20) })),
+            tier("nvme-2", nvme(&["c"], 1 << 30)),
+        ],
+    };
+    assert_eq!(Config::parse(text, "t.toml").map_err(|error| error.to_string()), Ok(want));
+}
+
+#[test]
+fn capacity_is_rounded_down_to_whole_slots() {
+    let config = Config::parse("primary.capacity = 20_479\ngeometry.block_bytes = 4_097", "t.toml").expect("good");
+    assert_eq!((config.geometry.slot_stride(), config.primary.blocks), (8192, 2));
+}
