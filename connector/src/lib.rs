@@ -1,1 +1,27 @@
-//! x
+//! What an LLM engine drives: the traits of the two halves and [`OffloadingConnector`], which implements both.
+//!
+//! The **scheduler half** ([`SchedulerHalf`]) decides for each request which blocks are loaded and stored; the **worker
+//! half** ([`WorkerHalf`]) turns that into copies between KV memory and slots. `api.rs` tells the order of calls in a step,
+//! `pages.rs` how a block lies in a slot.
+
+mod api;
+mod connector;
+mod counters;
+mod error;
+mod groups;
+mod hashes;
+mod pages;
+mod scheduler;
+mod worker;
+
+pub use api::{
+    BlockCopy, Connector, ConnectorMeta, ConnectorOutput, GpuBlock, JobId, Matched, NewRequest, ScheduledRequest,
+    SchedulerHalf, StepPlan, Transfer, TransferKind, WorkerHalf, WorkerOutput,
+};
+pub use connector::OffloadingConnector;
+pub use counters::Counters;
+pub use error::ConnectorError;
+pub use groups::{ConnectorOptions, GroupKind};
+pub use hashes::HashList;
+pub use pages::{KvCaches, KvTensor};
+pub use terrace_tiering::{RequestId, TierFilter};

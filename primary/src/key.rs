@@ -22,6 +22,7 @@ pub struct KeyError(pub usize);
 
 impl Key {
     /// The key of the block `hash` in `group`. Fails unless the hash has 1 to 64 bytes.
+    #[inline]
     pub fn new(hash: &[u8], group: u32) -> Result<Self, KeyError> {
         let len = hash.len();
         if len == 0 || len > MAX_HASH_BYTES {
@@ -34,6 +35,7 @@ impl Key {
     }
 
     /// A key from its bytes: the hash, then the group.
+    #[inline]
     pub fn from_bytes(key: &[u8]) -> Result<Self, KeyError> {
         match key.split_last_chunk::<4>() {
             Some((hash, group)) => Self::new(hash, u32::from_be_bytes(*group)),
@@ -42,16 +44,19 @@ impl Key {
     }
 
     /// Hash and group, as they are stored.
+    #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
     /// The block hash.
+    #[inline]
     pub fn hash(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len) - 4]
     }
 
     /// The KV-cache group.
+    #[inline]
     pub fn group(&self) -> u32 {
         let end = usize::from(self.len);
         u32::from_be_bytes([self.bytes[end - 4], self.bytes[end - 3], self.bytes[end - 2], self.bytes[end - 1]])

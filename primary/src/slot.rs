@@ -6,6 +6,7 @@ pub struct SlotId(pub u32);
 
 impl SlotId {
     /// The slot's place in arrays that have one element a slot.
+    #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }

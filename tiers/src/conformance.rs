@@ -71,7 +71,7 @@ fn key(name: u64) -> Result<Key, String> {
     let mut hash = [0; 32];
     for (place, word) in hash.chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(
-            &(name.wrapping_add(1) * (2 * place as u64 + 0x9E37_79B9_7F4A_7C15)).swap_bytes().to_le_bytes(),
+            &name.wrapping_add(1).wrapping_mul(2 * place as u64 + 0x9E37_79B9_7F4A_7C15).swap_bytes().to_le_bytes(),
         );
     }
     hash[31] = name as u8;

@@ -186,6 +186,12 @@ pub struct TierStats {
     pub expired: u64,
     /// Jobs refused because a queue was full.
     pub refused: u64,
+    /// Blocks not stored for want of room.
+    pub full: u64,
+    /// Changes of the catalog that were lost; a tier that lost one scans its files at the next start.
+    pub catalog_lost: u64,
+    /// Blocks that the catalog did not know and a scan found.
+    pub orphans: u64,
 }
 
 /// A job that was not accepted. Nothing of it was done and nothing will be reported.
@@ -229,4 +235,42 @@ pub trait SecondaryTier: Send {
 
     /// Counters now.
     fn stats(&self) -> TierStats;
+}
+
+impl<T: SecondaryTier + ?Sized> SecondaryTier for Box<T> {
+    fn descriptor(&self) -> &TierDescriptor {
+        (**self).descriptor()
+    }
+
+    fn lookup(&mut self, keys: &[Key], out: &mut Vec<TierLookup>) {
+        (**self).lookup(keys, out);
+    }
+
+    fn submit_store(&mut self, job: StoreJob) -> Result<(), Refused> {
+        (**self).submit_store(job)
+    }
+
+    fn submit_load(&mut self, job: LoadJob) -> Result<(), Refused> {
+        (**self).submit_load(job)
+    }
+
+    fn abandon(&mut self, job: JobId) {
+        (**self).abandon(job);
+    }
+
+    fn poll(&mut self, out: &mut Vec<TierEvent>) {
+        (**self).poll(out);
+    }
+
+    fn touch(&mut self, keys: &[Key]) {
+        (**self).touch(keys);
+    }
+
+    fn shutdown(&mut self, within: Duration) {
+        (**self).shutdown(within);
+    }
+
+    fn stats(&self) -> TierStats {
+        (**self).stats()
+    }
 }

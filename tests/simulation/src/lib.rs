@@ -1,1 +1,38 @@
-//! x
+//! A deterministic simulation of Terrace.
+//!
+//! The real [`TieringOffloadingManager`](terrace_tiering::TieringOffloadingManager) drives the real
+//! [`NvmeTier`](terrace_tiers::NvmeTier) and its shards over simulated disks with virtual time. One seed decides
+//! everything: sizes, what the engine does, what goes wrong, and when processes die. A plain model says what the bytes of
+//! every block must be; after each step the promises are checked against it.
+//!
+//! | module | role |
+//! |---|---|
+//! | [`disk`] | files that know what a crash leaves of them, operations in sub-steps, faults, the device |
+//! | `catalog` | the catalog's entries over the lives of processes |
+//! | `life`, `world` | one process; its crashes and restarts |
+//! | `engine` | requests: look up, load, store, finish |
+//! | [`model`], `check` | what must hold |
+//! | [`rng`], [`settings`], [`trace`] | chance, what a seed decides once, what tells two runs apart |
+//!
+//! What comes later stands beside these: further disks of the world are further devices (an object store, a socket, copy
+//! engines), further nodes are further `Life`s on one world, and each new promise is a function in `check`.
+
+mod catalog;
+mod check;
+pub mod counts;
+pub mod disk;
+mod engine;
+pub mod failure;
+mod life;
+mod memory;
+pub mod model;
+pub mod rng;
+mod run;
+pub mod settings;
+mod tier;
+pub mod trace;
+mod world;
+
+pub use counts::Counts;
+pub use failure::{Failure, Reason};
+pub use run::{Outcome, Run, run};

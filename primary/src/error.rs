@@ -1,0 +1,75 @@
+//! Why a region cannot be had. Each text names the limit, what is needed, and the fix.
+
+use std::io;
+
+/// What can go wrong in the primary tier; only while it starts.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrimaryError {
+    /// The shape of the region makes no sense.
+    #[error("a region of {slots} slots of {slot_stride} bytes for blocks of {block_bytes} bytes: {why}")]
+    Shape {
+        /// Slots asked for.
+        slots: u32,
+        /// Distance between two slots.
+        slot_stride: u32,
+        /// Payload of one slot.
+        block_bytes: u32,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The machine has less memory to give than the region takes.
+    #[error(
+        "the primary tier needs {need_bytes} bytes, {available_bytes} are available ({limit}): lower [primary] capacity, \
+         or free memory"
+    )]
+    Memory {
+        /// Bytes of the region.
+        need_bytes: u64,
+        /// Bytes that can be had without other processes being killed.
+        available_bytes: u64,
+        /// Which limit that is.
+        limit: &'static str,
+    },
+    /// 2 MiB pages are required and not reserved.
+    #[error(
+        "[primary] huge_pages = \"require\", and {need_pages} pages of 2 MiB are not free ({free_pages} are): run \
+         `sysctl vm.nr_hugepages={total_pages}`, or set huge_pages = \"auto\""
+    )]
+    HugePages {
+        /// Pages that the region takes.
+        need_pages: u64,
+        /// Pages that are free now.
+        free_pages: u64,
+        /// What to set `vm.nr_hugepages` to.
+        total_pages: u64,
+    },
+    /// The region may not be locked in memory.
+    #[error(
+        "[primary] lock_memory = true needs {need_bytes} bytes of locked memory, RLIMIT_MEMLOCK is {limit_bytes}: raise it \
+         (`ulimit -l unlimited`, or LimitMEMLOCK=infinity in the systemd unit), or set lock_memory = false"
+    )]
+    LockLimit {
+        /// Bytes of the region.
+        need_bytes: u64,
+        /// The soft limit of this process.
+        limit_bytes: u64,
+    },
+    /// The region cannot be bound to the NUMA node.
+    #[error("[primary] numa_node = {node} cannot be used: {why}")]
+    NumaNode {
+        /// The node asked for.
+        node: u32,
+        /// What the machine says.
+        why: String,
+    },
+    /// The operating system refused a step.
+    #[error("the primary region: {step} failed")]
+    System {
+        /// What was tried.
+        step: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}

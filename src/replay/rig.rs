@@ -1,0 +1,151 @@
+//! Builds the whole stack that a replay drives.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use terrace_config::{Config, TierConfig, TierKind};
+use terrace_connector::{ConnectorOptions, GroupKind, OffloadingConnector, WorkerHalf};
+use terrace_kernels::CopyEngineKind;
+use terrace_primary::{Region, RegionOptions};
+use terrace_tiering::TieringOffloadingManager;
+use terrace_tiers::wrappers::{FaultRates, Faulty, HangSwitch, Hanging, Slow};
+use terrace_tiers::{Clock, SecondaryTier, SystemClock, null_nvme_tier, open_tier};
+
+use super::gpu_memory::GpuMemory;
+use super::options::{ReplayOptions, Switch, TierFault};
+use super::progress::Bars;
+use crate::failure::BadInput;
+
+/// Copies that the worker may have in flight.
+const COPY_QUEUE: usize = 4_096;
+/// Threads of the host copy engine.
+const COPY_THREADS: usize = 2;
+/// How late a slow tier starts its jobs.
+const SLOW: Duration = Duration::from_millis(20);
+/// How often a faulty tier fails.
+const FAULT_RATE: f64 = 0.1;
+
+/// Where the NVMe tier lies: a given directory, kept, or a temporary one, removed when this is dropped.
+pub enum NvmeDir {
+    Kept(PathBuf),
+    Temporary(PathBuf),
+}
+
+impl NvmeDir {
+    /// The directory that the options name, or a temporary one in the user's cache: not in /tmp, which may be memory.
+    pub fn new(options: &ReplayOptions) -> Self {
+        if let Some(path) = &options.nvme_dir {
+            return Self::Kept(path.clone());
+        }
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+        let parent = cache.or(home).unwrap_or_else(std::env::temp_dir).join("terrace");
+        Self::Temporary(parent.join(format!("replay-{}", std::process::id())))
+    }
+
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Kept(path) | Self::Temporary(path) => path,
+        }
+    }
+}
+
+impl Drop for NvmeDir {
+    fn drop(&mut self) {
+        if let Self::Temporary(path) = self {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// The groups that the options ask for: full attention, and a sliding window as the second.
+pub fn groups(options: &ReplayOptions, config: &Config) -> Vec<GroupKind> {
+    let window = GroupKind::SlidingWindow { window_tokens: options.window_tokens };
+    [GroupKind::FullAttention, window].into_iter().take(config.geometry.groups as usize).collect()
+}
+
+/// The connector over region, tiers, manager and copy engine, and the memory that it loads into.
+pub fn build(options: &ReplayOptions, config: &Config, bars: &Bars) -> Result<(OffloadingConnector, GpuMemory)> {
+    let geometry = config.geometry;
+    let region = if options.no_bytes {
+        Region::null(config.primary.blocks, geometry.slot_stride(), geometry.block_bytes)
+    } else {
+        let bar = bars.prefault();
+        let region = Region::create(
+            &RegionOptions {
+                slots: config.primary.blocks,
+                slot_stride: geometry.slot_stride(),
+                block_bytes: geometry.block_bytes,
+                huge_pages: config.primary.huge_pages,
+                lock_memory: config.primary.lock_memory,
+                numa_node: config.primary.numa_node,
+                prefault_threads: config.primary.prefault_threads,
+            },
+            &|done, total| {
+                bar.set_length(total);
+                bar.set_position(done);
+            },
+        );
+        bar.finish_and_clear();
+        region?
+    };
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let digest = config.namespace.digest(&geometry);
+    let mut tiers: Vec<Box<dyn SecondaryTier>> = Vec::with_capacity(config.tiers.len());
+    for tier in &config.tiers {
+        tiers.push(build_tier(options, config, tier, digest, &region, &clock)?);
+    }
+    let manager = TieringOffloadingManager::new(config, tiers, clock)?;
+    let kind = if options.no_bytes {
+        CopyEngineKind::Null
+    } else {
+        CopyEngineKind::Host { threads: COPY_THREADS, queue_entries: COPY_QUEUE }
+    };
+    let mut connector_options = ConnectorOptions::new(geometry, options.gpu_blocks());
+    connector_options.groups = groups(options, config);
+    connector_options.gpu_prefix_cache = options.gpu_prefix_cache == Switch::On;
+    let mut connector = OffloadingConnector::new(connector_options, manager, region, kind.build()?)?;
+
+    let gpu_block_bytes = geometry.block_bytes / geometry.blocks_per_chunk;
+    if !gpu_block_bytes.is_multiple_of(2) || gpu_block_bytes * geometry.blocks_per_chunk != geometry.block_bytes {
+        return Err(BadInput::new(format!(
+            "block_bytes = {} with blocks_per_chunk = {}: a GPU block must be a whole and even number of bytes; give a power of two",
+            geometry.block_bytes, geometry.blocks_per_chunk
+        ))
+        .into());
+    }
+    let memory = GpuMemory::new(geometry.groups, options.gpu_blocks(), gpu_block_bytes, !options.no_bytes)?;
+    connector.register_kv_caches(memory.caches()?)?;
+    Ok((connector, memory))
+}
+
+fn build_tier(
+    options: &ReplayOptions,
+    config: &Config,
+    tier: &TierConfig,
+    digest: [u8; 32],
+    region: &Arc<Region>,
+    clock: &Arc<dyn Clock>,
+) -> Result<Box<dyn SecondaryTier>> {
+    let (region, clock) = (Arc::clone(region), Arc::clone(clock));
+    let geometry = &config.geometry;
+    if options.no_bytes {
+        return match &tier.kind {
+            TierKind::Nvme(nvme) => Ok(Box::new(null_nvme_tier(&tier.name, nvme, geometry, region, clock)?)),
+            TierKind::Memory(_) => Ok(open_tier(tier, digest, geometry, region, clock)?),
+        };
+    }
+    let opened = open_tier(tier, digest, geometry, region, Arc::clone(&clock))
+        .with_context(|| format!("the tier {:?} cannot be opened", tier.name))?;
+    Ok(match options.tier_fault {
+        None => opened,
+        Some(TierFault::Hang) => Box::new(Hanging::new(opened, HangSwitch::new(true))),
+        Some(TierFault::Slow) => Box::new(Slow::new(opened, clock, SLOW)),
+        Some(TierFault::Faulty) => {
+            let rates = FaultRates { store: FAULT_RATE, load: FAULT_RATE, busy: FAULT_RATE, unknown: FAULT_RATE };
+            Box::new(Faulty::new(opened, rates, options.seed))
+        }
+    })
+}

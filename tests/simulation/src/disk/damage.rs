@@ -1,0 +1,62 @@
+//! Damage to files at rest.
+
+use std::path::PathBuf;
+
+use super::faults::Kind;
+use super::files::Ino;
+use super::{Disk, State};
+
+impl Disk {
+    /// Gives each kind of damage its chance; returns how many files were hit.
+    pub fn damage(&self) -> u32 {
+        let state = &mut *self.lock();
+        let mut hit = 0;
+        for kind in [Kind::RotAtRest, Kind::FileLost, Kind::FilesSwapped, Kind::FileCut] {
+            if state.faults.strikes(kind, &mut state.rng) {
+                hit += u32::from(state.inflict(kind));
+            }
+        }
+        hit
+    }
+}
+
+impl State {
+    /// Any file with a name.
+    pub(super) fn any_file(&mut self) -> Option<Ino> {
+        let all: Vec<Ino> = self.files.all().map(|(_, ino)| ino).collect();
+        self.rng.pick(&all).copied()
+    }
+
+    /// Any published block.
+    fn any_block(&mut self) -> Option<(PathBuf, Ino)> {
+        let blocks = self.files.all().filter(|(path, _)| path.extension().is_some_and(|extension| extension == "blk"));
+        let blocks: Vec<_> = blocks.map(|(path, ino)| (path.to_path_buf(), ino)).collect();
+        self.rng.pick(&blocks).cloned()
+    }
+
+    fn inflict(&mut self, kind: Kind) -> bool {
+        let Some((path, ino)) = self.any_block() else { return false };
+        let len = self.files.bytes(ino).map_or(0, <[u8]>::len);
+        match kind {
+            Kind::RotAtRest => {
+                let bit = self.rng.index(8 * len);
+                self.files.rot(ino, bit);
+                true
+            }
+            Kind::FileLost => self.files.unlink(&path).is_ok(),
+            Kind::FileCut => {
+                let shorter = self.rng.index(len);
+                self.files.set_len(ino, shorter).is_ok()
+            }
+            _ => {
+                let Some((other, _)) = self.any_block() else { return false };
+                let aside = path.with_extension("aside");
+                let files = &mut self.files;
+                path != other
+                    && files.rename(&path, &aside).is_ok()
+                    && files.rename(&other, &path).is_ok()
+                    && files.rename(&aside, &other).is_ok()
+            }
+        }
+    }
+}

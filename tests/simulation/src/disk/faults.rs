@@ -1,0 +1,140 @@
+//! What can go wrong on a disk, how often in this seed, and how often it did.
+
+use crate::rng::Rng;
+
+macro_rules! kinds {
+    ($(#[doc = $text:literal] $kind:ident = $weight:literal,)*) => {
+        /// Kinds of faults that strike single operations or files.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Kind {
+            $(#[doc = $text] $kind,)*
+        }
+
+        /// Every kind, with the rate per thousand operations at which it strikes at most.
+        const KINDS: &[(Kind, u32)] = &[$((Kind::$kind, $weight),)*];
+    };
+}
+
+kinds! {
+    /// A write is reported done and nothing was written.
+    WriteLost = 60,
+    /// A write is reported done and only some of its sectors were written.
+    WriteTorn = 60,
+    /// A write is reported done and went into another file.
+    WriteMisdirected = 40,
+    /// A write arrives a second time, later.
+    WriteDuplicated = 80,
+    /// A write fails half-way with EIO.
+    WriteError = 60,
+    /// A write fails half-way with ENOSPC.
+    NoSpace = 60,
+    /// A read fails with EIO.
+    ReadError = 60,
+    /// A read finds a file that ends early, and says so.
+    ReadShort = 60,
+    /// A read is reported done and filled only its first part.
+    ReadTruncated = 60,
+    /// A read gives what the file held before its last write.
+    ReadStale = 80,
+    /// A read gives another file's bytes.
+    ReadMisdirected = 60,
+    /// A read turns a bit over on its way.
+    ReadRot = 80,
+    /// A file cannot be opened (EMFILE).
+    OpenError = 40,
+    /// A file cannot be closed without an error.
+    CloseError = 30,
+    /// A rename fails with EIO and was not done.
+    RenameError = 50,
+    /// A rename fails with EIO and was done.
+    RenameUnsure = 40,
+    /// A rename is reported done and was not.
+    RenameLost = 30,
+    /// A file cannot be removed.
+    RemoveError = 80,
+    /// A directory cannot be made or listed.
+    FolderError = 60,
+    /// The operation takes a hundred times as long.
+    Slow = 100,
+    /// The operation never ends.
+    Hang = 12,
+    /// A finished operation is told late, and after later ones.
+    ToldLate = 150,
+    /// A bit of a file at rest turns over.
+    RotAtRest = 120,
+    /// A file disappears.
+    FileLost = 40,
+    /// Two files change places.
+    FilesSwapped = 40,
+    /// A file is cut.
+    FileCut = 40,
+}
+
+/// Number of kinds.
+pub const KIND_COUNT: usize = KINDS.len();
+
+/// The faults of one seed: which kinds, how often each, how often so far.
+#[derive(Clone, Debug)]
+pub struct Faults {
+    per_mille: [u32; KIND_COUNT],
+    struck: [u64; KIND_COUNT],
+}
+
+impl Faults {
+    /// No fault ever.
+    pub const fn none() -> Self {
+        Self { per_mille: [0; KIND_COUNT], struck: [0; KIND_COUNT] }
+    }
+
+    /// Draws kinds and rates. Each seed gets a few kinds only: faults that mask each other would otherwise hide what one
+    /// alone shows. One seed in eight gets none, so that the quiet paths stay walked.
+    pub fn draw(rng: &mut Rng) -> Self {
+        let mut faults = Self::none();
+        let share = [0, 60, 60, 120, 120, 250, 250, 600][rng.index(8)];
+        for (rate, (_, most)) in faults.per_mille.iter_mut().zip(KINDS) {
+            if rng.chance(share) {
+                *rate = rng.skewed(u64::from(*most)) as u32;
+            }
+        }
+        faults
+    }
+
+    /// Whether a fault of this kind strikes now; counted.
+    pub fn strikes(&mut self, kind: Kind, rng: &mut Rng) -> bool {
+        let strikes = self.per_mille[kind as usize] > 0 && rng.chance(self.per_mille[kind as usize]);
+        self.struck[kind as usize] += u64::from(strikes);
+        strikes
+    }
+
+    /// From now on nothing goes wrong; the counts stay.
+    pub fn cease(&mut self) {
+        self.per_mille = [0; KIND_COUNT];
+    }
+
+    /// How often each kind struck.
+    pub fn struck(&self) -> impl Iterator<Item = (Kind, u64)> + '_ {
+        KINDS.iter().zip(self.struck).map(|((kind, _), times)| (*kind, times))
+    }
+}
+
+/// What a whole directory goes through for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Weather {
+    /// Nothing special.
+    Fair,
+    /// No operation makes progress.
+    Hanging,
+    /// Every operation fails with EIO.
+    Failing,
+    /// No file can grow.
+    Full,
+    /// Nothing can be written, renamed, removed.
+    ReadOnly,
+    /// The root is not there: an unmounted disk.
+    Gone,
+}
+
+impl Weather {
+    /// Every weather but fair.
+    pub const FOUL: [Self; 5] = [Self::Hanging, Self::Failing, Self::Full, Self::ReadOnly, Self::Gone];
+}

@@ -1,0 +1,102 @@
+//! One life of the simulated process: the real manager over the real tier over simulated disks.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_config::TierKind;
+use terrace_primary::{Key, Region};
+use terrace_tiering::TieringOffloadingManager;
+use terrace_tiers::catalog::{CatalogStore, NoCatalog};
+use terrace_tiers::nvme::{InlinePort, NvmeOptions, ShardOptions, ShardPort};
+use terrace_tiers::{Clock, ManualClock, NvmeTier, Time};
+
+use crate::catalog::CatalogDisk;
+use crate::disk::Disk;
+use crate::model::namespace_digest;
+use crate::settings::Settings;
+use crate::tier::SharedTier;
+
+/// What a life starts with beside the settings.
+pub(crate) struct Start<'a> {
+    pub(crate) disk: &'a Disk,
+    pub(crate) clock: &'a ManualClock,
+    pub(crate) region: &'a Arc<Region>,
+    /// `None`: no catalog, the files are scanned.
+    pub(crate) catalog: Option<&'a CatalogDisk>,
+    pub(crate) namespace: u8,
+    pub(crate) verify_crc: bool,
+}
+
+/// A running process.
+pub(crate) struct Life {
+    pub(crate) manager: TieringOffloadingManager,
+    pub(crate) tier: SharedTier,
+    pub(crate) namespace: u8,
+    pub(crate) capacity_bytes: u64,
+    /// What the files took when it started: more than the capacity only until it is trimmed.
+    pub(crate) inherited_bytes: u64,
+    /// Files of an earlier life that a catalog may not know, until the scan behind normal work has shown them.
+    pub(crate) unseen_files: u64,
+    /// The scan took so long that it may have been taken for hung.
+    pub(crate) scan_is_late: bool,
+    started: Time,
+    /// What the events say is readable in the primary.
+    pub(crate) told: BTreeSet<Key>,
+    /// A reset waits for transfers of the engine.
+    pub(crate) reset_pending: bool,
+}
+
+impl Life {
+    /// Starts a process. Panics where the real one would refuse its configuration: settings are drawn legal.
+    pub(crate) fn start(settings: &Settings, start: &Start<'_>) -> Self {
+        let config = &settings.config;
+        let Some(TierKind::Nvme(nvme)) = config.tiers.first().map(|tier| &tier.kind) else {
+            panic!("the first tier of the settings is NVMe")
+        };
+        let namespace = namespace_digest(start.namespace);
+        let clock = Arc::new(start.clock.clone());
+        let ports = (0..nvme.paths.len()).map(|root| -> Box<dyn ShardPort> {
+            let options = ShardOptions {
+                queue_depth: nvme.queue_depth,
+                queue_entries: nvme.queue_entries,
+                quarantine_files: 2,
+                verify_crc: start.verify_crc,
+                ..ShardOptions::new(namespace)
+            };
+            let device = start.disk.device(root, nvme.queue_depth);
+            Box::new(InlinePort::new(device, Arc::clone(start.region), clock.clone(), options))
+        });
+        let options = NvmeOptions {
+            config: nvme,
+            name: "nvme".into(),
+            namespace,
+            geometry: config.geometry,
+            region: Arc::clone(start.region),
+            clock: clock.clone(),
+        };
+        let catalog: Box<dyn CatalogStore> = match start.catalog {
+            Some(disk) => Box::new(disk.open()),
+            None => Box::new(NoCatalog),
+        };
+        let tier = NvmeTier::with_ports(options, ports.collect(), catalog);
+        let tier = SharedTier::new(tier.unwrap_or_else(|error| panic!("the tier does not open: {error}")));
+        let manager = TieringOffloadingManager::new(config, vec![Box::new(tier.clone())], clock);
+        Self {
+            manager: manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")),
+            tier,
+            namespace: start.namespace,
+            capacity_bytes: nvme.capacity_bytes,
+            inherited_bytes: start.disk.used_below(""),
+            unseen_files: if start.catalog.is_some() { 64 } else { 0 },
+            scan_is_late: false,
+            started: start.clock.now(),
+            told: BTreeSet::new(),
+            reset_pending: false,
+        }
+    }
+    /// To be called before each poll: a tier takes a scan that shows nothing for 30 s for hung.
+    pub(crate) fn watch_scan(&mut self, now: Time) {
+        self.scan_is_late |= now.since(self.started) >= Duration::from_secs(29) && !self.tier.lock().is_known();
+    }
+}

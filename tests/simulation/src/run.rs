@@ -1,0 +1,74 @@
+//! Running a seed.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::counts::Counts;
+use crate::failure::{Failure, Reason};
+use crate::rng::Rng;
+use crate::settings::Settings;
+use crate::trace::SharedTrace;
+use crate::world::World;
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Decides everything.
+    pub seed: u64,
+    /// Steps of the engine.
+    pub steps: u32,
+    /// Whether payloads are checked against their CRC32. `false` shows that the simulation finds it out.
+    pub verify_crc: bool,
+    /// Whether anything goes wrong at all.
+    pub faults: bool,
+    /// Writes the trace to stderr.
+    pub print: bool,
+}
+
+impl Run {
+    /// A seed as the tests run it.
+    pub const fn new(seed: u64, steps: u32) -> Self {
+        Self { seed, steps, verify_crc: true, faults: true, print: false }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Equal for equal runs.
+    pub digest: u64,
+    /// What happened.
+    pub counts: Counts,
+    /// The first thing that was broken, if any.
+    pub failure: Option<Failure>,
+}
+
+/// Runs one seed to its end or to its first failure.
+pub fn run(run: &Run) -> Outcome {
+    let trace = SharedTrace::new(run.print);
+    let mut rng = Rng::new(run.seed);
+    let settings = Settings::draw(&mut rng.fork("settings"), run.faults);
+    trace.add(format_args!("{settings:?}"));
+    let mut world = World::new(settings, rng.fork("world"), trace.clone(), run.verify_crc);
+    let mut step = 0;
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        for _ in 0..run.steps {
+            step += 1;
+            world.step()?;
+        }
+        world.come_to_rest()?;
+        world.read_back()
+    }));
+    let result = end.unwrap_or_else(|panic| Err(Reason::Panic(panic_text(&*panic))));
+    let mut counts = std::mem::take(&mut world.counts);
+    counts.add_life(&world.life.manager.stats());
+    counts.faults = world.disk.faults_struck().filter(|(_, times)| *times > 0).collect();
+    (counts.seeds, counts.steps) = (1, u64::from(step));
+    trace.add(format_args!("{counts:?}"));
+    let failure = result.err().map(|reason| Failure { seed: run.seed, steps: run.steps, step, reason });
+    Outcome { digest: trace.digest(), counts, failure }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "no text".into())
+}

@@ -1,0 +1,324 @@
+//! The world of one seed: an engine, a process that crashes and comes back, a disk that outlives it, and the model.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_config::TierKind;
+use terrace_primary::Region;
+use terrace_tiering::RequestId;
+use terrace_tiers::{Clock, ManualClock};
+
+use crate::catalog::CatalogDisk;
+use crate::counts::Counts;
+use crate::disk::{Crash, Disk, Weather};
+use crate::engine::{Phase, Requests};
+use crate::failure::Reason;
+use crate::life::{Life, Start};
+use crate::memory;
+use crate::model::Model;
+use crate::rng::Rng;
+use crate::settings::Settings;
+use crate::trace::SharedTrace;
+
+/// A process that is stopped for a while, or a machine that sleeps.
+const PAUSE_NS: u64 = 60_000_000_000;
+
+/// Everything that a seed stands for.
+pub(crate) struct World {
+    pub(crate) settings: Settings,
+    pub(crate) rng: Rng,
+    pub(crate) trace: SharedTrace,
+    pub(crate) clock: ManualClock,
+    pub(crate) disk: Disk,
+    pub(crate) catalog: CatalogDisk,
+    pub(crate) region: Arc<Region>,
+    pub(crate) life: Life,
+    pub(crate) model: Model,
+    pub(crate) requests: Requests,
+    pub(crate) next_request: u64,
+    pub(crate) counts: Counts,
+    pub(crate) file_bytes: u64,
+    pub(crate) buffer: Vec<u8>,
+    verify_crc: bool,
+}
+
+/// How a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It is asked to, and waits for what is in flight.
+    Shutdown,
+    /// It is not asked.
+    Crash(Crash),
+}
+
+impl World {
+    pub(crate) fn new(settings: Settings, mut rng: Rng, trace: SharedTrace, verify_crc: bool) -> Self {
+        let clock = ManualClock::default();
+        let geometry = settings.config.geometry;
+        let roots = match settings.config.tiers.first().map(|tier| &tier.kind) {
+            Some(TierKind::Nvme(nvme)) => nvme.paths.clone(),
+            _ => Vec::new(),
+        };
+        let disk = Disk::new(roots, clock.clone(), rng.fork("disk"), trace.clone());
+        disk.set_faults(settings.faults.clone(), settings.disorder);
+        let region = memory::region(&geometry, &mut rng);
+        let catalog = CatalogDisk::default();
+        let start = Start {
+            disk: &disk,
+            clock: &clock,
+            region: &region,
+            catalog: settings.catalog.then_some(&catalog),
+            namespace: 0,
+            verify_crc,
+        };
+        let life = Life::start(&settings, &start);
+        Self {
+            model: Model::new(geometry.block_bytes, geometry.hash_bytes),
+            file_bytes: u64::from(geometry.slot_stride()) + 4096,
+            settings,
+            rng,
+            trace,
+            clock,
+            disk,
+            catalog,
+            region,
+            life,
+            requests: Requests::new(),
+            next_request: 1,
+            counts: Counts::default(),
+            buffer: Vec::new(),
+            verify_crc,
+        }
+    }
+
+    /// One step of the engine, and whatever else happens meanwhile.
+    pub(crate) fn step(&mut self) -> Result<(), Reason> {
+        self.pass_time();
+        self.change_weather();
+        for _ in 0..self.rng.between(0, 6) {
+            self.act()?;
+        }
+        self.end_step()?;
+        let dice = self.rng.below(1000) as u32;
+        let Settings { crash_per_mille, restart_per_mille, .. } = self.settings;
+        if dice < crash_per_mille {
+            let how = if self.rng.chance(500) { Crash::Kill } else { Crash::PowerLoss };
+            self.end_life(End::Crash(how));
+        } else if dice < crash_per_mille + restart_per_mille {
+            self.end_life(End::Shutdown);
+        }
+        Ok(())
+    }
+
+    /// Ends a step of the manager and checks everything.
+    pub(crate) fn end_step(&mut self) -> Result<(), Reason> {
+        self.life.manager.end_step();
+        self.counts.most_limbo = self.counts.most_limbo.max(u64::from(self.life.manager.primary().limbo()));
+        if self.life.manager.stats().tiers.iter().any(|tier| tier.panicked) {
+            return Err(Reason::Panic("inside the tier".into()));
+        }
+        self.life.tier.lock().check().map_err(Reason::Invariant)?;
+        self.check()
+    }
+
+    fn pass_time(&mut self) {
+        let by_ns = match self.rng.below(400) {
+            0 => PAUSE_NS,
+            1..10 => self.rng.below(4_000_000_000),
+            10..200 => self.rng.skewed(100_000_000),
+            _ => self.rng.skewed(1_000_000),
+        };
+        self.clock.advance(Duration::from_nanos(by_ns));
+        self.disk.run();
+        self.life.watch_scan(self.clock.now());
+        if self.rng.chance(100) {
+            self.disk.write_back();
+        }
+        if self.rng.chance(100) {
+            self.disk.damage();
+        }
+    }
+
+    fn change_weather(&mut self) {
+        if self.settings.weather_per_mille == 0 {
+            return;
+        }
+        let root = self.rng.index(self.disk.roots());
+        if self.rng.chance(self.settings.weather_per_mille) {
+            let weather = Weather::FOUL[self.rng.index(Weather::FOUL.len())];
+            self.trace.add(format_args!("directory {root}: {weather:?}"));
+            self.disk.set_weather(root, weather);
+            self.counts.foul_weather += 1;
+        } else if self.rng.chance(30) {
+            self.disk.set_weather(root, Weather::Fair);
+        }
+    }
+
+    /// The engine does something.
+    fn act(&mut self) -> Result<(), Reason> {
+        match self.rng.below(100) {
+            0..25 => self.begin_request(),
+            25..96 => {
+                let ids: Vec<RequestId> = self.requests.keys().copied().collect();
+                self.rng.pick(&ids).copied().map_or(Ok(()), |id| self.advance_request(id))
+            }
+            96..99 => self.pin(),
+            _ if self.rng.chance(200) => {
+                self.counts.resets += 1;
+                self.trace.add(format_args!("reset"));
+                // A reset starts every wait anew.
+                for request in self.requests.values_mut() {
+                    if let Phase::Looking { unresolved_since, .. } = &mut request.phase {
+                        *unresolved_since = None;
+                    }
+                }
+                self.life.manager.reset().map_err(|error| Reason::Contract(format!("reset: {error}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn pin(&mut self) -> Result<(), Reason> {
+        let open: Vec<RequestId> = self.requests.iter().filter(|(_, request)| !request.finished).map(|(id, _)| *id).collect();
+        let Some(id) = self.rng.pick(&open).copied() else { return Ok(()) };
+        let Some(request) = self.requests.get(&id) else { return Ok(()) };
+        if self.rng.chance(200) {
+            self.life.manager.unpin(id, &request.keys);
+            return Ok(());
+        }
+        let ttl = Duration::from_nanos(self.rng.skewed(30_000_000_000));
+        let pinned = self.life.manager.pin(id, &request.keys, ttl);
+        let pinned = pinned.map_err(|error| Reason::Contract(format!("pin: {error}")))?;
+        self.trace.add(format_args!("pin {} {pinned}", id.0));
+        Ok(())
+    }
+
+    /// The process ends and another one starts on what is left.
+    pub(crate) fn end_life(&mut self, end: End) {
+        self.trace.add(format_args!("{end:?} at {:?}", self.clock.now()));
+        let how = match end {
+            End::Shutdown => {
+                self.counts.restarts += 1;
+                self.life.manager.shutdown();
+                Crash::Kill
+            }
+            End::Crash(how) => {
+                match how {
+                    Crash::Kill => self.counts.kills += 1,
+                    Crash::PowerLoss => self.counts.power_losses += 1,
+                }
+                how
+            }
+        };
+        self.counts.add_life(&self.life.manager.stats());
+        self.disk.crash(how);
+        self.catalog.crash(&mut self.rng);
+        // The dead process is only let go of: its operations end by themselves and touch nothing.
+        for _ in 0..4 {
+            self.life.manager.end_step();
+        }
+        self.requests.clear();
+        self.start_life();
+    }
+
+    fn start_life(&mut self) {
+        if self.settings.capacity_changes && self.rng.chance(500) {
+            let file_bytes = self.file_bytes;
+            let capacity_bytes = file_bytes * self.rng.between(3, 60) + self.rng.below(file_bytes);
+            if let Some(TierKind::Nvme(nvme)) = self.settings.config.tiers.first_mut().map(|tier| &mut tier.kind) {
+                nvme.capacity_bytes = capacity_bytes;
+            }
+        }
+        let catalog = self.settings.catalog && !self.rng.chance(100);
+        if !catalog || self.rng.chance(100) {
+            self.catalog.lose();
+        }
+        let namespace = self.rng.below(u64::from(self.settings.namespaces)) as u8;
+        self.region = memory::region(&self.settings.config.geometry, &mut self.rng);
+        let start = Start {
+            disk: &self.disk,
+            clock: &self.clock,
+            region: &self.region,
+            catalog: catalog.then_some(&self.catalog),
+            namespace,
+            verify_crc: self.verify_crc,
+        };
+        self.life = Life::start(&self.settings, &start);
+    }
+
+    /// Ends every request, heals the disk, and lets every deadline pass: then nothing may be left.
+    pub(crate) fn come_to_rest(&mut self) -> Result<(), Reason> {
+        let release = self.rng.chance(500);
+        self.disk.heal(release);
+        while let Some(id) = self.requests.keys().next().copied() {
+            if let Some(mut request) = self.requests.remove(&id) {
+                if !request.finished {
+                    self.finish(id, &mut request)?;
+                }
+                if matches!(request.phase, Phase::Loading { .. } | Phase::Storing { .. }) {
+                    self.requests.insert(id, request);
+                    self.advance_request(id)?;
+                }
+            }
+        }
+        for _ in 0..60 {
+            self.clock.advance(Duration::from_secs(1));
+            self.disk.run();
+            self.end_step()?;
+        }
+        self.check_quiet()
+    }
+
+    /// A clean restart on a healed disk: the capacity holds to the byte, and what is found has the right bytes.
+    pub(crate) fn read_back(&mut self) -> Result<(), Reason> {
+        self.catalog.lose();
+        self.end_life(End::Shutdown);
+        // One file a step at the least, then some steps to trim.
+        for _ in 0..400 {
+            self.clock.advance(Duration::from_millis(10));
+            self.disk.run();
+            self.life.manager.end_step();
+        }
+        if !self.life.tier.lock().is_known() {
+            return Err(Reason::Unresolved("the tier does not know its files 4 s after its start on a healed disk".into()));
+        }
+        self.life.inherited_bytes = 0;
+        self.check_capacity(0)?;
+        let found = self.look_up_all()?;
+        self.counts.read_back += found;
+        self.come_to_rest()
+    }
+
+    /// Looks every block up that was ever stored in this namespace; how many were found.
+    pub(crate) fn look_up_all(&mut self) -> Result<u64, Reason> {
+        use terrace_tiering::{Lookup, LookupMode, RequestContext, TierFilter};
+        let mut found = 0;
+        for key in self.model.all_stored(self.life.namespace) {
+            let id = RequestId(self.next_request);
+            self.next_request += 1;
+            let begun = self.life.manager.begin_request(RequestContext { id, tiers: TierFilter::ALL });
+            begun.map_err(|error| Reason::Contract(format!("begin_request: {error}")))?;
+            let mut answers = Vec::new();
+            for _ in 0..1000 {
+                let looked = self.life.manager.lookup(id, &[key], LookupMode::Each, &mut answers);
+                looked.map_err(|error| Reason::Contract(format!("lookup: {error}")))?;
+                if !answers.iter().any(|answer| answer.is_unresolved()) {
+                    break;
+                }
+                self.clock.advance(Duration::from_millis(5));
+                self.disk.run();
+                self.end_step()?;
+            }
+            match answers.first() {
+                Some(Lookup::Hit) => {
+                    self.check_hit(&key)?;
+                    found += 1;
+                }
+                Some(Lookup::Miss) => {}
+                _ => return Err(Reason::Unresolved(format!("{key} after 5 s on a healed disk"))),
+            }
+            self.life.manager.finish_request(id);
+        }
+        Ok(found)
+    }
+}
