@@ -358,6 +358,14 @@ impl Primary {
         }
     }
 
+    /// Makes these blocks the most recent, the last one the most, without counting a use: they are about to be used, and are not to
+    /// be evicted meanwhile. Slots without a block are skipped.
+    pub fn rank(&mut self, slots: impl IntoIterator<Item = SlotId>) {
+        for slot in slots {
+            self.policy.rerank(slot);
+        }
+    }
+
     /// Checks that all counts, lists and the index agree; for tests. Looks at every slot.
     pub fn check(&self) -> Result<(), String> {
         self.table.check()?;

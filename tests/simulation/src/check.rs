@@ -89,12 +89,12 @@ impl World {
     }
 
     /// What may be on the disk beyond the capacity for a while: each fault can leave one file that nobody counts until the
-    /// next start looks, and a scan that is taken for hung leaves what earlier lives wrote.
+    /// next start looks, the victim of a store that failed goes a little later than the store, and a scan that is taken for hung leaves what earlier lives wrote.
     fn slack_bytes(&self) -> u64 {
         let faults: u64 = self.disk.faults_struck().map(|(_, times)| times).sum();
         let unscanned = self.life.scan_is_late || self.counts.foul_weather > 0;
         let inherited_bytes = if unscanned { self.life.inherited_bytes } else { 0 };
-        (faults + self.counts.foul_weather + self.life.unseen_files) * self.file_bytes + inherited_bytes
+        (faults + self.counts.foul_weather + self.disk.removals_held() + self.life.unseen_files) * self.file_bytes + inherited_bytes
     }
 
     /// The files take no more than the capacity and `slack_bytes`; quarantine has a bound of its own.

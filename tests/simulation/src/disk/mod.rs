@@ -149,9 +149,9 @@ impl Disk {
         self.lock().ops.values().filter(|op| op.is_read()).count()
     }
 
-    /// Operations of the running process that are not over.
-    pub fn held(&self) -> usize {
-        self.lock().ops.values().count()
+    /// Removals of the running process that are not over.
+    pub fn removals_held(&self) -> u64 {
+        self.lock().ops.values().filter(|op| op.is_removal()).count() as u64
     }
 
     /// Puts some of what was written on the medium: what a kernel does now and then.

@@ -80,6 +80,10 @@ impl Op {
         matches!(self.file_op, FileOp::Read(_))
     }
 
+    pub(super) const fn is_removal(&self) -> bool {
+        matches!(self.file_op, FileOp::Remove(_))
+    }
+
     /// Whether a sub-step is due.
     pub(super) const fn is_due(&self, now_ns: u64) -> bool {
         self.result.is_none() && self.due_ns <= now_ns
