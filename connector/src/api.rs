@@ -168,7 +168,8 @@ pub trait SchedulerHalf {
     fn append_blocks(&mut self, id: RequestId, hashes: &HashList) -> Result<(), ConnectorError>;
 
     /// How many tokens beyond `num_computed_tokens` (those in the GPU already; a multiple of `tokens_per_block`) can be
-    /// loaded. At least one token of the prompt is left to compute. The same matched length holds for all groups.
+    /// loaded. At least one token of the prompt is left to compute. The same matched length holds for all groups. `NotYet`
+    /// also while a load of this request is in flight, or while another request loads a block of the match.
     fn get_num_new_matched_tokens(
         &mut self,
         id: RequestId,

@@ -48,6 +48,8 @@ impl ConnectorOptions {
 
     /// Checks that the values fit each other.
     pub fn validate(&self) -> Result<(), ConnectorError> {
+        /// What [`crate::BlockCopy`] can name.
+        const MOST: u32 = u16::MAX as u32;
         let g = &self.geometry;
         let fault = if g.tokens_per_block == 0 || g.blocks_per_chunk == 0 || g.block_bytes == 0 {
             Some("tokens_per_block, blocks_per_chunk and block_bytes must be at least 1".to_owned())
@@ -55,6 +57,8 @@ impl ConnectorOptions {
             Some(format!("hash_bytes must be 1 to 64, is {}", g.hash_bytes))
         } else if self.groups.is_empty() || self.groups.len() != g.groups as usize {
             Some(format!("{} groups described where the geometry has {}", self.groups.len(), g.groups))
+        } else if g.blocks_per_chunk > MOST || g.groups > MOST {
+            Some(format!("blocks_per_chunk and groups must be {MOST} at most"))
         } else if g.tokens_per_block.checked_mul(g.blocks_per_chunk).is_none() {
             Some("tokens_per_block x blocks_per_chunk does not fit 32 bits".to_owned())
         } else if self.groups.contains(&GroupKind::SlidingWindow { window_tokens: 0 }) {

@@ -143,7 +143,10 @@ impl GroupLayout {
         let (mut places, mut block_bytes) = (Vec::with_capacity(tensors.len()), 0u64);
         for tensor in tensors {
             if tensor.num_blocks < options.gpu_blocks {
-                return refuse(format!("a tensor of {} blocks for {} GPU blocks", tensor.num_blocks, options.gpu_blocks));
+                return refuse(format!(
+                    "a tensor of {} blocks for {} GPU blocks",
+                    tensor.num_blocks, options.gpu_blocks
+                ));
             }
             if tensor.page_bytes == 0 {
                 return refuse("a tensor of empty pages".to_owned());

@@ -176,7 +176,8 @@ fn a_load_can_be_preempted() {
         assert_eq!((meta.loads.len(), meta.flush.len()), (0, usize::from(handed_over)));
         rig.work(meta, |rig| table.iter().flatten().for_each(|block| rig.poison(*block)));
         rig.control.set().hold = false;
-        rig.settle();
+        let output = rig.settle();
+        assert!(output.loaded.is_empty() && output.failed_loads.is_empty(), "it waits for nothing any more");
         assert!(table.iter().flatten().all(|block| !rig.holds(0, *block, hashes.get(0).unwrap())));
         assert_eq!(rig.matched(request, 0), Matched::Tokens(4 * TOKENS));
         assert!(!rig.connector.request_finished(request).unwrap());
@@ -284,7 +285,8 @@ fn a_small_copy_queue_only_delays() {
     rig.control.set().queue_entries = 2;
     rig.control.set().hold = true;
     let chains: Vec<_> = (0..10).map(|n| chain([n * 100, 1, 2])).collect();
-    let open: Vec<_> = chains.iter().zip(0..).map(|(hashes, n)| computed(&mut rig, n, hashes, n as u32 * 4).0).collect();
+    let open: Vec<_> =
+        chains.iter().zip(0..).map(|(hashes, n)| computed(&mut rig, n, hashes, n as u32 * 4).0).collect();
     rig.step(&StepPlan::default());
     assert_eq!((rig.control.pending(), rig.connector.transfers_in_flight()), (2, 10));
     // A flush gets through the queue.

@@ -49,7 +49,11 @@ fn a_load_begins_and_ends_at_any_block() {
                 id += 1;
                 let loaded = load(&mut rig, request, &prefix, computed, 100);
                 let chunks = blocks as u32 / blocks_per_chunk * blocks_per_chunk;
-                assert_eq!(loaded, chunks.min(blocks as u32 - 1).saturating_sub(computed), "{blocks_per_chunk} {blocks} {computed}");
+                assert_eq!(
+                    loaded,
+                    chunks.min(blocks as u32 - 1).saturating_sub(computed),
+                    "{blocks_per_chunk} {blocks} {computed}"
+                );
                 assert!(!rig.connector.request_finished(request).unwrap());
             }
         }

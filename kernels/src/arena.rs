@@ -35,12 +35,7 @@ impl Arena {
             .ok_or_else(|| refused("not a possible size".to_owned()))?;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
         let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                mapped_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
+            mmap_anonymous(std::ptr::null_mut(), mapped_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }
         .map_err(|error| refused(error.to_string()))?;
         let Some(base) = NonNull::new(base.cast::<u8>()) else {

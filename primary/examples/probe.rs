@@ -59,6 +59,31 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
+/// Nanoseconds a block that a full table takes to store 64 new blocks: 64 evicted, inserted, published and ranked.
+fn churn(primary: &mut Primary, first: u64) -> f64 {
+    let mut times = Vec::new();
+    let mut evicted = Vec::with_capacity(64);
+    for round in 0..400 {
+        let keys: Vec<Key> = (0..64)
+            .map(|i| Key::new(&hash(first + round * 64 + i), 0).expect("a hash of 32 bytes"))
+            .collect();
+        let mut slots = Vec::with_capacity(64);
+        evicted.clear();
+        let start = Instant::now();
+        assert!(primary.make_room(64, &mut evicted));
+        for key in &keys {
+            slots.extend(primary.insert_writing(key));
+        }
+        for slot in &slots {
+            primary.publish(*slot);
+        }
+        primary.touch(&slots);
+        times.push(start.elapsed().as_nanos() as f64 / 64.0);
+        assert_eq!((slots.len(), evicted.len()), (64, 64));
+    }
+    median(times)
+}
+
 fn measure(resident: u32, prefix: usize) {
     let mut primary = Primary::new(resident, 32, Policy::Lru);
     let mut bare = Bare::with_capacity_and_hasher(resident as usize, BuildHasherDefault::default());
@@ -71,7 +96,7 @@ fn measure(resident: u32, prefix: usize) {
     let (mut bare_ns, mut scattered_ns, mut chained_ns, mut single_ns) = (vec![], vec![], vec![], vec![]);
     let mut state = 7;
     for _ in 0..400 {
-        let first = random(&mut state) % u64::from(resident) ;
+        let first = random(&mut state) % u64::from(resident);
         // A prefix whose blocks are anywhere in the table, and one whose blocks came one after the other.
         let scattered: Vec<u64> = (0..prefix).map(|_| random(&mut state) % u64::from(resident)).collect();
         let chained: Vec<u64> = (0..prefix as u64).map(|i| (first + i) % u64::from(resident)).collect();
@@ -105,9 +130,10 @@ fn measure(resident: u32, prefix: usize) {
         single_ns.push(start.elapsed().as_nanos() as f64 / prefix as f64);
         black_box(sum);
     }
+    let churn = churn(&mut primary, u64::from(resident));
     let (bare, scattered, chained) = (median(bare_ns), median(scattered_ns), median(chained_ns));
     println!(
-        "{resident:>9} {bare:>10.1} {scattered:>10.1} {:>7.2} {chained:>10.1} {:>7.2} {:>10.1} {:>12.2}",
+        "{resident:>9} {bare:>10.1} {scattered:>10.1} {:>7.2} {chained:>10.1} {:>7.2} {:>10.1} {churn:>10.1} {:>12.2}",
         scattered / bare,
         chained / bare,
         median(single_ns),
@@ -119,8 +145,8 @@ fn main() {
     let sizes: Vec<u32> = std::env::args().skip(1).filter_map(|size| size.parse().ok()).collect();
     let sizes = if sizes.is_empty() { vec![10_000, 100_000, 1_000_000, 10_000_000] } else { sizes };
     println!(
-        "{:>9} {:>10} {:>10} {:>7} {:>10} {:>7} {:>10} {:>12}",
-        "resident", "bare ns", "batch ns", "ratio", "chained ns", "ratio", "single ns", "bytes a slot"
+        "{:>9} {:>10} {:>10} {:>7} {:>10} {:>7} {:>10} {:>10} {:>12}",
+        "resident", "bare ns", "batch ns", "ratio", "chained ns", "ratio", "single ns", "store ns", "bytes a slot"
     );
     for resident in sizes {
         measure(resident, 1_000);

@@ -20,8 +20,10 @@ pub enum PrimaryError {
     },
     /// The machine has less memory to give than the region takes.
     #[error(
-        "the primary tier needs {need_bytes} bytes, {available_bytes} are available ({limit}): lower [primary] capacity, \
-         or free memory"
+        "the primary tier needs {need_bytes} bytes ({:.1} GiB) of memory, {available_bytes} ({:.1} GiB) are available \
+         ({limit}): lower [primary] capacity, or free memory",
+        gib(*need_bytes),
+        gib(*available_bytes)
     )]
     Memory {
         /// Bytes of the region.
@@ -33,7 +35,7 @@ pub enum PrimaryError {
     },
     /// 2 MiB pages are required and not reserved.
     #[error(
-        "[primary] huge_pages = \"require\", and {need_pages} pages of 2 MiB are not free ({free_pages} are): run \
+        "[primary] huge_pages = \"require\" needs {need_pages} free pages of 2 MiB, {free_pages} are free: run \
          `sysctl vm.nr_hugepages={total_pages}`, or set huge_pages = \"auto\""
     )]
     HugePages {
@@ -72,4 +74,8 @@ pub enum PrimaryError {
         #[source]
         source: io::Error,
     },
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1_u64 << 30) as f64
 }

@@ -131,7 +131,7 @@ impl KeyTable {
             padded[self.key_bytes - 1] = key.len() as u8;
         }
         for (word, bytes) in place[1..].iter_mut().zip(padded.as_chunks::<4>().0) {
-            *word = u32::from_ne_bytes(*bytes);
+            *word = u32::from_le_bytes(*bytes);
         }
         let cell = self.tag(hash) | (row + 1);
         let mut line = self.home(hash);
@@ -195,7 +195,7 @@ impl KeyTable {
                 let (hashes, rows) = (&hashes[(step - 2) % 3], &rows[(step - 2) % 2]);
                 for i in 0..BATCH {
                     let key = batch[i].as_bytes();
-                    let row = if self.holds(rows[i], key) { Some(rows[i]) } else { self.find_hashed(key, hashes[i]) };
+                    let row = if self.holds(rows[i], key) { Some(rows[i]) } else { self.find_again(key, hashes[i]) };
                     if found((step - 2) * BATCH + i, row).is_break() {
                         return;
                     }
@@ -321,6 +321,12 @@ impl KeyTable {
         }
     }
 
+    /// [`KeyTable::find_hashed`] for the keys of a batch that are not in the row their tag pointed to: absent ones, mostly.
+    #[inline(never)]
+    fn find_again(&self, key: &[u8], hash: u64) -> Option<u32> {
+        self.find_hashed(key, hash)
+    }
+
     /// Takes a cell out of its line and closes the gap that this opens for keys further on.
     fn take_out(&mut self, mut line: u32, mut place: usize) {
         loop {
@@ -420,7 +426,7 @@ impl KeyTable {
         let place = &self.table.as_slice()[at..at + self.row_words];
         let mut bytes = [0; MAX_KEY_BYTES];
         for (bytes, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&place[1..]) {
-            *bytes = word.to_ne_bytes();
+            *bytes = word.to_le_bytes();
         }
         let len = if place[0] & SHORT == 0 { self.key_bytes } else { usize::from(bytes[self.key_bytes - 1]) };
         (bytes, len.min(self.key_bytes))
@@ -434,12 +440,18 @@ impl KeyTable {
             && let Ok(key) = <&[u8; 36]>::try_from(key)
             && let Some([word, place @ ..]) = self.table.as_slice().as_chunks::<10>().0.get(row as usize)
         {
-            let key: &[[u8; 4]; 9] = key.as_chunks::<4>().0.try_into().unwrap_or(&[[0; 4]; 9]);
-            return word & (SHORT | IN_USE) == IN_USE && *place == key.map(u32::from_ne_bytes);
+            let (eights, last) = key.as_chunks::<8>();
+            let mut differ = u64::from(word & (SHORT | IN_USE) ^ IN_USE);
+            for i in 0..4 {
+                differ |= u64::from_le_bytes(eights[i]) ^ (u64::from(place[2 * i]) | u64::from(place[2 * i + 1]) << 32);
+            }
+            let last = <[u8; 4]>::try_from(last).map_or(0, u32::from_le_bytes);
+            return differ | u64::from(last ^ place[8]) == 0;
         }
         self.holds_any(row, key)
     }
 
+    #[inline(never)]
     fn holds_any(&self, row: u32, key: &[u8]) -> bool {
         if !self.is_row_used(row) {
             return false;
@@ -448,3 +460,6 @@ impl KeyTable {
         bytes[..len] == *key
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,3 +169,104 @@ impl Links {
         node.checked_sub(self.lens.len() as u32 + 1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    const ROWS: u32 = 12;
+    const LISTS: u8 = 3;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        PushFront(u8, u32),
+        PushBack(u8, u32),
+        MoveFront(u8, u32),
+        Unlink(u32),
+        PopBack(u8),
+        Clear,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        // One list and two rows more than there are.
+        let (list, row) = (0..=LISTS, 0..ROWS + 2);
+        prop_oneof![
+            4 => (list.clone(), row.clone()).prop_map(|(list, row)| Op::PushFront(list, row)),
+            4 => (list.clone(), row.clone()).prop_map(|(list, row)| Op::PushBack(list, row)),
+            4 => (list.clone(), row.clone()).prop_map(|(list, row)| Op::MoveFront(list, row)),
+            4 => row.prop_map(Op::Unlink),
+            4 => list.prop_map(Op::PopBack),
+            1 => Just(Op::Clear),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn lists_do_what_deques_do(ops in prop::collection::vec(op(), 0..200)) {
+            let mut links = Links::new(ROWS, LISTS);
+            let mut model = vec![VecDeque::new(); usize::from(LISTS)];
+            for op in ops {
+                let list_of = |model: &[VecDeque<u32>], row| model.iter().position(|list| list.contains(&row));
+                let takes = |model: &[VecDeque<u32>], list, row| {
+                    list < LISTS && row < ROWS && list_of(model, row).is_none()
+                };
+                match op {
+                    Op::PushFront(list, row) => {
+                        let expected = takes(&model, list, row);
+                        prop_assert_eq!(links.push_front(list, row), expected);
+                        if expected {
+                            model[usize::from(list)].push_front(row);
+                        }
+                    }
+                    Op::PushBack(list, row) => {
+                        let expected = takes(&model, list, row);
+                        prop_assert_eq!(links.push_back(list, row), expected);
+                        if expected {
+                            model[usize::from(list)].push_back(row);
+                        }
+                    }
+                    Op::MoveFront(list, row) => {
+                        let expected = list < LISTS && row < ROWS;
+                        prop_assert_eq!(links.move_front(list, row), expected);
+                        if expected {
+                            model.iter_mut().for_each(|list| list.retain(|other| *other != row));
+                            model[usize::from(list)].push_front(row);
+                        }
+                    }
+                    Op::Unlink(row) => {
+                        let list = list_of(&model, row);
+                        prop_assert_eq!(links.unlink(row).map(usize::from), list);
+                        model.iter_mut().for_each(|list| list.retain(|other| *other != row));
+                    }
+                    Op::PopBack(list) => {
+                        let expected = model.get_mut(usize::from(list)).and_then(VecDeque::pop_back);
+                        prop_assert_eq!(links.pop_back(list), expected);
+                    }
+                    Op::Clear => {
+                        links.clear();
+                        model.iter_mut().for_each(VecDeque::clear);
+                    }
+                }
+                for (list, rows) in (0..).zip(&model) {
+                    prop_assert_eq!(links.len(list) as usize, rows.len());
+                    prop_assert_eq!(links.is_empty(list), rows.is_empty());
+                    prop_assert_eq!((links.front(list), links.back(list)), (rows.front().copied(), rows.back().copied()));
+                    prop_assert!(links.iter(list).eq(rows.iter().copied()));
+                    prop_assert!(links.iter_back(list).eq(rows.iter().rev().copied()));
+                }
+                for row in 0..ROWS + 2 {
+                    prop_assert_eq!(links.list(row).map(usize::from), list_of(&model, row));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_rows_and_no_lists_are_fine() {
+        let mut links = Links::new(0, 0);
+        assert!(!links.push_front(0, 0) && links.pop_back(0).is_none() && links.unlink(0).is_none());
+        assert_eq!(Links::new(10, 0).bytes(), 11 * 8 + 10);
+    }
+}

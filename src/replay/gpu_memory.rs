@@ -39,6 +39,11 @@ impl GpuMemory {
         self.page_bytes as u64 * TENSORS as u64
     }
 
+    /// Whether there are bytes to compare.
+    pub const fn moves_bytes(&self) -> bool {
+        self.arena.is_some()
+    }
+
     /// The tensors, for the connector.
     pub fn caches(&self) -> Result<KvCaches> {
         let tensor = |group: u32, tensor: u32| match &self.arena {

@@ -3,6 +3,7 @@
 
 mod counts;
 mod engine;
+mod forward;
 mod generate;
 mod gpu_memory;
 mod gpu_pool;
@@ -10,10 +11,12 @@ mod keys;
 mod mix;
 mod options;
 mod payload;
+mod prefix;
 mod progress;
 mod report;
 mod request;
 mod rig;
+mod schedule;
 mod source;
 mod trace;
 

@@ -149,7 +149,11 @@ impl TieringOffloadingManager {
         run.tally.count(&outcome);
         let tally = run.tally;
         if tally.left == 0 {
-            if is_running { state.stores.remove(&job) } else { state.abandoned_stores.remove(&job) };
+            if is_running {
+                state.stores.remove(&job)
+            } else {
+                state.abandoned_stores.remove(&job)
+            };
         }
         match outcome {
             // Also for a job that was given up: the block was stored before the tier heard of it.

@@ -47,6 +47,10 @@ impl TieringOffloadingManager {
         promotions.sort_unstable();
         let mut known: Vec<SlotId> = self.promoting.keys().copied().collect();
         known.sort_unstable();
+        let queued: u64 = self.tiers.iter().map(|tier| tier.queued.blocks).sum();
+        if queued != self.tiers.iter().flat_map(|tier| tier.queued.slots()).count() as u64 {
+            return Err(format!("{queued} promotions counted in queues, others are there"));
+        }
         if promotions != known {
             return Err(format!("slots being promoted: {promotions:?} in queues and jobs, {known:?} counted"));
         }

@@ -9,14 +9,10 @@ use crate::manager::TieringOffloadingManager;
 use crate::request::RequestId;
 
 impl TieringOffloadingManager {
-    /// Takes one reader on each of `keys` and appends their slots to `slots`, in order. All are readable or nothing is done. Counts
-    /// where each block came from. The request's holds end. Each reader ends with one `complete_load`.
-    pub fn prepare_load(
-        &mut self,
-        id: RequestId,
-        keys: &[Key],
-        slots: &mut Vec<SlotId>,
-    ) -> Result<(), TieringError> {
+    /// Takes one reader on each of `keys`, given in prefix order, and appends their slots to `slots`. All are readable or nothing is done.
+    /// Counts where each block came from, and makes them the most recent blocks, the first one the most. The request's holds
+    /// end. Each reader ends with one `complete_load`.
+    pub fn prepare_load(&mut self, id: RequestId, keys: &[Key], slots: &mut Vec<SlotId>) -> Result<(), TieringError> {
         self.check_call(id, keys.len())?;
         let first = slots.len();
         let mut failed = None;
@@ -105,7 +101,7 @@ impl TieringOffloadingManager {
     }
 
     /// Makes `keys` the most recently used blocks in the primary and in every tier: the first the most recent, the last the least, so
-    /// that a prefix loses its tail first. Absent ones are skipped.
+    /// that a prefix loses its tail first. Absent ones are skipped; more than `limits.keys_per_call` are ignored.
     pub fn touch(&mut self, keys: &[Key]) {
         if self.closed || keys.len() > self.limits.keys_per_call as usize {
             return;

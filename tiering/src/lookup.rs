@@ -174,6 +174,9 @@ impl TieringOffloadingManager {
                     continue;
                 }
                 run = if run.is_empty() { at..at + 1 } else { at..run.end };
+                if run.len() == window {
+                    break 'scan;
+                }
             }
         }
         self.answer(id, keys, classes, run, Shortage::PromoteNone, scope, out);

@@ -55,7 +55,8 @@ impl TieringOffloadingManager {
     }
 
     /// Goes on with what is in flight without waiting: true when tiers owe nothing any more, queued cascades included. Slots that an
-    /// abandoned load may still write to count as in flight, unless their tier panicked. Ends a step each time.
+    /// abandoned load may still write to count as in flight, unless their tier panicked: with a tier that hangs for ever it is never true,
+    /// so give up after `deadlines.drain`. Ends a step each time.
     pub fn drain(&mut self) -> bool {
         self.polled = false;
         self.end_step();

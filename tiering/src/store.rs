@@ -64,15 +64,18 @@ impl TieringOffloadingManager {
         let offered = plan.store.len();
         plan.store.retain(|at| self.admission.offered(&keys[*at as usize]));
         self.counts.not_admitted += (offered - plan.store.len()) as u64;
-        let fits = self.room_for_stores(&mut present, allow_partial, plan);
-        self.scratch.slots = present;
-        if !fits {
+        let fits = self.fit_stores(&mut present, allow_partial, plan);
+        if fits {
+            self.insert_stores(id, keys, plan);
+        } else {
             plan.clear();
             self.counts.stores_refused += 1;
-            return Ok(false);
         }
-        self.insert_stores(id, keys, plan);
-        Ok(true)
+        for slot in present.drain(..) {
+            self.primary.release(slot);
+        }
+        self.scratch.slots = present;
+        Ok(fits)
     }
 
     /// Of a key that stands several times only the first place stays. Cheap where none does.
@@ -105,43 +108,45 @@ impl TieringOffloadingManager {
         places.retain(|at| repeated.binary_search(at).is_err());
     }
 
-    /// Evicts for `plan.store`, cut to what fits if that is allowed. False: no room.
-    fn room_for_stores(&mut self, present: &mut Vec<SlotId>, allow_partial: bool, plan: &mut StorePlan) -> bool {
+    /// Whether there is room for `plan.store`, cut to what fits if that is allowed. If something has to be evicted for it, `present` is
+    /// protected: what is left in it has one more reader.
+    fn fit_stores(&mut self, present: &mut Vec<SlotId>, allow_partial: bool, plan: &mut StorePlan) -> bool {
         let wanted = plan.store.len();
         let free = self.primary.free() as usize;
         if wanted <= free {
+            present.clear();
             return true;
         }
         // A block with as many readers as can be counted cannot take one more, and needs none.
         present.retain(|slot| self.primary.acquire(*slot));
         let available = free + self.primary.evictable() as usize;
         let room = if allow_partial { wanted.min(available) } else { wanted };
-        let fits = room > 0 && self.primary.make_room(room as u32, &mut plan.evicted);
-        for slot in present {
-            self.primary.release(*slot);
+        if room == 0 || room > available {
+            return false;
         }
-        if fits {
-            self.counts.stores_left_out += (wanted - room) as u64;
-            plan.store.truncate(room);
-        }
-        fits
+        self.counts.stores_left_out += (wanted - room) as u64;
+        plan.store.truncate(room);
+        true
     }
 
+    /// Inserts `plan.store`, for which there is room, evicting one block for each that finds no free slot. One by one and the tail
+    /// first, so that a policy which adapts sees the order in which the request uses its blocks.
     fn insert_stores(&mut self, id: RequestId, keys: &[Key], plan: &mut StorePlan) {
-        for key in &plan.evicted {
+        let StorePlan { store, slots, evicted } = plan;
+        let primary = &mut self.primary;
+        store.reverse();
+        store.retain(|at| {
+            let slot = if primary.make_room(1, evicted) { primary.insert_writing(&keys[*at as usize]) } else { None };
+            slots.extend(slot);
+            slot.is_some()
+        });
+        store.reverse();
+        slots.reverse();
+        for key in &*evicted {
             self.events.removed_from_primary(*key);
         }
-        self.counts.evicted += plan.evicted.len() as u64;
-        let slots = &mut plan.slots;
-        let primary = &mut self.primary;
-        plan.store.retain(|at| match primary.insert_writing(&keys[*at as usize]) {
-            Some(slot) => {
-                slots.push(slot);
-                true
-            }
-            None => false,
-        });
-        let stores = plan.slots.len() as u32;
+        self.counts.evicted += evicted.len() as u64;
+        let stores = slots.len() as u32;
         self.storing += stores;
         self.counts.stores_prepared += u64::from(stores);
         if let Some(request) = self.requests.get_mut(&id) {
@@ -160,9 +165,10 @@ impl TieringOffloadingManager {
         stored.clear();
         let ok = ok && !self.resetting;
         for key in keys {
-            let slot = self.primary.find(key).filter(|slot| {
-                self.primary.state(*slot) == BlockState::Writing && !self.promoting.contains_key(slot)
-            });
+            let slot = self
+                .primary
+                .find(key)
+                .filter(|slot| self.primary.state(*slot) == BlockState::Writing && !self.promoting.contains_key(slot));
             let Some(slot) = slot else {
                 self.counts.completions_refused += 1;
                 failed.get_or_insert(TieringError::NotStoring { key: *key });

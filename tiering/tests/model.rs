@@ -18,11 +18,11 @@ use random_tier::{Inner, Mood, Random, RandomTier, Region, content, crc32};
 use terrace_config::{Config, Policy};
 use terrace_primary::{BlockState, Key, SlotId};
 use terrace_tiering::{
-    Event, Lookup, LookupMode, RequestContext, RequestId, StorePlan, TierFilter, TieringOffloadingManager,
+    Event, Lookup, LookupMode, RequestContext, RequestId, Stats, StorePlan, TierFilter, TieringOffloadingManager,
 };
 use terrace_tiers::{Clock, Locality, ManualClock, Medium, SecondaryTier, Time};
 
-const SEEDS: u64 = 700;
+const SEEDS: u64 = 2000;
 const STEPS: u64 = 1500;
 const KEYS: u64 = 48;
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -33,11 +33,64 @@ fn random_calls_agree_with_a_plain_model() {
         World::new(seed).run();
         return;
     }
+    let mut seen = Seen::default();
     for seed in 0..SEEDS {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| World::new(seed).run())) {
-            eprintln!("seed {seed} failed; replay: TERRACE_SEED={seed} cargo test --release -p terrace-tiering --test model");
-            std::panic::resume_unwind(panic);
+        match catch_unwind(AssertUnwindSafe(|| World::new(seed).run())) {
+            Ok(stats) => seen.add(&stats),
+            Err(panic) => {
+                eprintln!(
+                    "seed {seed} failed; replay: TERRACE_SEED={seed} cargo test --release -p terrace-tiering --test model"
+                );
+                std::panic::resume_unwind(panic);
+            }
         }
+    }
+    seen.check();
+}
+
+/// What happened at all: a model that nothing happens to would agree with anything.
+#[derive(Default)]
+struct Seen(BTreeMap<&'static str, u64>);
+
+impl Seen {
+    fn add(&mut self, stats: &Stats) {
+        let mut add = |name, count: u64| *self.0.entry(name).or_insert(0) += count;
+        add("lookups expired", stats.lookups_expired);
+        add("retries", stats.retries);
+        add("loaded from the primary", stats.loaded_primary);
+        add("loaded from tiers", stats.loaded_by_tier.iter().sum());
+        add("stores refused", stats.stores_refused);
+        add("stores left out", stats.stores_left_out);
+        add("stores not admitted", stats.not_admitted);
+        add("evicted", stats.evicted);
+        add("promotions refused", stats.promotions_refused);
+        add("holds expired", stats.holds_expired);
+        add("holds refused", stats.holds_refused);
+        add("pins expired", stats.pins_expired);
+        add("lost slots", stats.lost_slots);
+        for tier in &stats.tiers {
+            add("panics", u64::from(tier.panicked));
+            add("breakers opened", tier.breaker_opened);
+            add("unknowns expired", tier.unknown_expired);
+            add("promotions landed", tier.promotions.landed);
+            add("promotions failed", tier.promotions.failed);
+            add("promotions expired", tier.promotions.expired);
+            add("promotions cancelled", tier.promotions.cancelled);
+            add("load jobs refused", tier.promotions.jobs_refused);
+            add("cascades stored", tier.cascades.stored);
+            add("cascades failed", tier.cascades.failed);
+            add("cascades expired", tier.cascades.expired);
+            add("cascades present", tier.cascades.present);
+            add("cascades dropped, evicted", tier.cascades.dropped_evicted);
+            add("cascades dropped, queue full", tier.cascades.dropped_full);
+            add("cascades dropped, tier off", tier.cascades.dropped_off);
+            add("cascades dropped, reset", tier.cascades.dropped_reset);
+        }
+    }
+
+    fn check(&self) {
+        let rare: Vec<_> = self.0.iter().filter(|(_, count)| **count < 10).collect();
+        assert!(rare.is_empty(), "hardly ever: {rare:?} of {:?}", self.0);
     }
 }
 
@@ -127,7 +180,7 @@ impl World {
         }
     }
 
-    fn run(mut self) {
+    fn run(mut self) -> Stats {
         for step in 0..STEPS {
             match self.random.below(100) {
                 0..8 => self.begin(),
@@ -150,7 +203,7 @@ impl World {
                 self.check();
             }
         }
-        self.end();
+        self.end()
     }
 
     fn keys(&mut self) -> Vec<Key> {
@@ -230,7 +283,9 @@ impl World {
             let ready = self.ready.contains(key) && !self.resetting;
             match answer {
                 Lookup::Hit => assert!(ready, "{key} is no hit"),
-                Lookup::Pending => assert!(!ready && self.manager.primary().find(key).is_some(), "{key} is not pending"),
+                Lookup::Pending => {
+                    assert!(!ready && self.manager.primary().find(key).is_some(), "{key} is not pending")
+                }
                 Lookup::Retry => assert!(!ready && !self.storing.contains_key(key), "{key} is known"),
                 Lookup::Miss if mode == LookupMode::Each => assert!(!ready, "{key} is ready"),
                 Lookup::Miss => {}
@@ -449,7 +504,7 @@ impl World {
     }
 
     /// Everything ends: engine transfers, requests, deadlines. Then nothing may be left.
-    fn end(mut self) {
+    fn end(mut self) -> Stats {
         for (key, slot) in std::mem::take(&mut self.loading) {
             self.check_bytes(&key, slot);
             self.manager.complete_load(RequestId(0), &[key]).expect("a running load");
@@ -492,6 +547,7 @@ impl World {
         assert_eq!(stats.limbo, stats.lost_slots);
         let is_panicked = stats.tiers.iter().any(|tier| tier.panicked);
         assert!(stats.lost_slots == 0 || is_panicked, "slots are lost to panics alone");
+        stats
     }
 }
 

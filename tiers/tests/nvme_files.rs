@@ -105,7 +105,7 @@ impl Driver {
                 Self::pause();
             }
             for outcome in self.finish(part.len()) {
-                outcome.expect("stored");
+                assert!(outcome.is_ok(), "{outcome:?}, {:?}", self.tier.stats());
             }
         }
     }
@@ -125,8 +125,14 @@ impl Driver {
         panic!("unknown for ever");
     }
 
-    /// Loads each block; those that are found must come with the right bytes.
+    /// Loads each block: all must come, and with the right bytes.
     fn load(&mut self, names: &[u64]) {
+        assert_eq!(self.load_what_is_there(names), names.len());
+    }
+
+    /// Loads each block and says how many came; the others must be absent.
+    fn load_what_is_there(&mut self, names: &[u64]) -> usize {
+        let mut came = 0;
         for part in names.chunks(SLOTS as usize) {
             self.job += 1;
             let blocks = part.iter().enumerate().map(|(slot, n)| LoadBlock { key: key(*n), slot: SlotId(slot as u32) });
@@ -136,20 +142,30 @@ impl Driver {
             let job = LoadJob { id: JobId(self.job), blocks: blocks.collect(), deadline: Time(u64::MAX) };
             self.tier.submit_load(job).expect("the queue is empty");
             for (slot, outcome) in self.finish(part.len()).into_iter().enumerate() {
+                if outcome == Err(Fault::Absent) {
+                    continue;
+                }
                 assert!(outcome.is_ok(), "block {}: {outcome:?}", part[slot]);
+                came += 1;
                 let mut bytes = vec![0; BLOCK_BYTES as usize];
                 assert!(self.region.read_slot(SlotId(slot as u32), &mut bytes));
                 assert!(bytes == payload(part[slot]), "block {}: wrong bytes", part[slot]);
             }
         }
+        came
     }
 
-    /// Waits for what goes on behind: removals, scans.
-    fn rest(&mut self) {
-        for _ in 0..300 {
+    /// Waits for what goes on behind, removals and scans: until the tier counts what the disk has, within the capacity.
+    fn rest(&mut self, directory: &Path) {
+        for _ in 0..4000 {
             Self::pause();
             self.tier.poll(&mut Vec::new());
+            let stats = self.tier.stats();
+            if stats.allocated_bytes <= stats.capacity_bytes && bytes_on_disk(directory) == stats.allocated_bytes {
+                return;
+            }
         }
+        panic!("{} bytes on disk, {:?}", bytes_on_disk(directory), self.tier.stats());
     }
 
     fn close(mut self) {
@@ -209,8 +225,7 @@ fn a_next_life_finds_and_loads_what_was_stored() {
             let all: Vec<u64> = (0..60).collect();
             assert_eq!(driver.found(200), all, "catalog {catalog:?}, {stop}");
             driver.load(&all);
-            driver.rest();
-            assert_eq!(driver.tier.stats().allocated_bytes, bytes_on_disk(directory.path()));
+            driver.rest(directory.path());
             driver.store(60..80);
             driver.load(&(60..80).collect::<Vec<_>>());
         }
@@ -250,7 +265,7 @@ fn a_lost_or_damaged_catalog_costs_a_scan() {
         let mut driver = Driver::open(config);
         assert_eq!(driver.found(100), all, "{damage}");
         driver.load(&all);
-        assert_eq!(driver.tier.stats().allocated_bytes, bytes_on_disk(directory.path()), "{damage}");
+        driver.rest(directory.path());
     }
 }
 
@@ -263,12 +278,10 @@ fn a_smaller_capacity_holds_in_the_next_life() {
         driver.close();
         let mut driver = Driver::open(NvmeConfig { catalog, ..nvme(directory.path(), 20, 2) });
         driver.found(100);
-        driver.rest();
-        let stats = driver.tier.stats();
-        assert!(stats.allocated_bytes <= 20 * FILE_BYTES, "{stats:?}");
-        assert_eq!(bytes_on_disk(directory.path()), stats.allocated_bytes, "{stats:?}");
+        driver.rest(directory.path());
+        assert_eq!(driver.tier.stats().capacity_bytes, 20 * FILE_BYTES);
         driver.store(200..260);
-        driver.rest();
+        driver.rest(directory.path());
         assert!(bytes_on_disk(directory.path()) <= 20 * FILE_BYTES);
         let found = driver.found(300);
         driver.load(&found);
@@ -283,8 +296,7 @@ fn a_full_tier_keeps_its_capacity_and_recycles() {
     let stats = driver.tier.stats();
     assert!(stats.recycled >= 300 && stats.allocated_bytes <= stats.capacity_bytes, "{stats:?}");
     assert_eq!(stats.evicted, driver.removed);
-    driver.rest();
-    assert_eq!(bytes_on_disk(directory.path()), driver.tier.stats().allocated_bytes);
+    driver.rest(directory.path());
     let found = driver.found(400);
     assert_eq!(found.len() as u64, stats.blocks);
     driver.load(&found);
@@ -302,7 +314,7 @@ fn namespaces_share_the_capacity_and_nothing_else() {
     let mut other = Driver { tier, region, job: 0, removed: 0 };
     assert_eq!(other.found(100), [] as [u64; 0]);
     other.store(50..85);
-    other.rest();
+    other.rest(directory.path());
     assert!(bytes_on_disk(directory.path()) <= 40 * FILE_BYTES);
     other.close();
     let mut driver = Driver::open(config);
@@ -354,12 +366,14 @@ fn a_killed_process_leaves_a_tier_that_opens() {
         child.kill().expect("alive");
         child.wait().expect("dead");
         let mut driver = Driver::open(nvme(directory.path(), 64, 2));
+        // The catalog may name a block whose file was just taken over; the scan behind normal work finds out.
         let found = driver.found(1000);
-        driver.load(&found);
-        driver.rest();
+        let came = driver.load_what_is_there(&found);
+        assert!(found.len() - came <= 32, "{came} of {} came", found.len());
+        driver.rest(directory.path());
         assert!(bytes_on_disk(directory.path()) <= 64 * FILE_BYTES);
         assert_eq!(driver.tier.stats().corrupt, 0, "what is published is whole");
-        survivors += found.len();
+        survivors += came;
         // Every second round ends as a crash as well.
         if round % 2 == 0 {
             driver.close()

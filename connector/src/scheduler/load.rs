@@ -33,7 +33,9 @@ impl Scheduler {
             table.truncate(kept);
             table.extend(list.iter().skip(kept).map(|block| Entry { block: *block, step }));
         }
-        if let Some((computed, boundary)) = span {
+        if request.load.is_some()
+            && let Some((computed, boundary)) = span
+        {
             request.loaded = computed / per_chunk..boundary.div_ceil(per_chunk);
             request.tokens_after_load = boundary * tokens_per_block;
         }

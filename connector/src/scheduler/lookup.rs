@@ -36,16 +36,13 @@ impl Scheduler {
     pub(super) fn match_request(&mut self, id: RequestId, computed_tokens: u32) -> Result<Matched, ConnectorError> {
         let tokens_per_block = self.options.geometry.tokens_per_block;
         let request = self.running(id)?;
-        if request.load.is_some() {
-            return Err(ConnectorError::Invalid(format!("request {} has a load in flight", id.0)));
-        }
         if !computed_tokens.is_multiple_of(tokens_per_block) {
             return Err(ConnectorError::Invalid(format!(
                 "request {}: {computed_tokens} computed tokens are no whole blocks of {tokens_per_block}",
                 id.0
             )));
         }
-        if request.matching.blocked_on.is_some_and(|job| self.jobs.contains(job)) {
+        if request.load.is_some() || request.matching.blocked_on.is_some_and(|job| self.jobs.contains(job)) {
             return Ok(Matched::NotYet);
         }
         let computed_block = computed_tokens / tokens_per_block;
@@ -55,8 +52,7 @@ impl Scheduler {
         let mut bounds = self.bounds(id, computed_block)?;
         let awaited = self.search(id, &mut bounds)?;
         let boundary = bounds.boundary().max(computed_block);
-        let blocked_on =
-            if awaited.is_none() { self.loaded_by_another(id, computed_block, boundary) } else { None };
+        let blocked_on = if awaited.is_none() { self.loaded_by_another(id, computed_block, boundary) } else { None };
         let waits = awaited.is_some() || blocked_on.is_some();
         let answer = (!waits).then_some((computed_block, boundary));
         self.running_mut(id)?.matching = Matching { awaited, blocked_on, answer };

@@ -16,12 +16,11 @@ mod store;
 use std::collections::HashMap;
 
 use terrace_primary::{Key, SlotId};
-use terrace_tiering::{
-    Event, Lookup, RequestContext, RequestId, StorePlan, TieringOffloadingManager,
-};
+use terrace_tiering::{Event, Lookup, RequestContext, RequestId, StorePlan, TieringOffloadingManager};
 
 use crate::api::{
-    ConnectorMeta, ConnectorOutput, GpuBlock, JobId, Matched, NewRequest, SchedulerHalf, StepPlan, Transfer, WorkerOutput,
+    ConnectorMeta, ConnectorOutput, GpuBlock, JobId, Matched, NewRequest, SchedulerHalf, StepPlan, Transfer,
+    WorkerOutput,
 };
 use crate::counters::Counters;
 use crate::error::ConnectorError;
@@ -30,6 +29,9 @@ use crate::hashes::HashList;
 use jobs::Jobs;
 use keys::{ByFingerprint, ChunkRef, chunk_key};
 use request::{Matching, Request};
+
+/// Blocks of one request: positions stay far from the end of 32 bits.
+const MOST_BLOCKS: usize = 1 << 30;
 
 /// The scheduler half over a manager.
 pub(crate) struct Scheduler {
@@ -133,9 +135,13 @@ impl Scheduler {
                 return refuse(format!("{} blocks of group {group}, {len} of group 0", list.len()));
             }
             let null_allowed = matches!(kind, GroupKind::SlidingWindow { .. });
-            let bad = |block: &&GpuBlock| block.0 >= self.options.gpu_blocks && !(null_allowed && **block == GpuBlock::NULL);
+            let bad =
+                |block: &&GpuBlock| block.0 >= self.options.gpu_blocks && !(null_allowed && **block == GpuBlock::NULL);
             if let Some(block) = list.iter().find(bad) {
-                return refuse(format!("GPU block {} of group {group}, there are {}", block.0, self.options.gpu_blocks));
+                return refuse(format!(
+                    "GPU block {} of group {group}, there are {}",
+                    block.0, self.options.gpu_blocks
+                ));
             }
         }
         Ok(())
@@ -183,6 +189,9 @@ impl SchedulerHalf for Scheduler {
                 geometry.tokens_per_block
             )));
         }
+        if block_hashes.len() > MOST_BLOCKS {
+            return Err(ConnectorError::Capacity(format!("request {}: more than {MOST_BLOCKS} blocks", id.0)));
+        }
         let block_hashes =
             if block_hashes.is_empty() { HashList::new(usize::from(geometry.hash_bytes)) } else { block_hashes };
         self.manager.begin_request(RequestContext { id, tiers })?;
@@ -192,7 +201,11 @@ impl SchedulerHalf for Scheduler {
 
     fn append_blocks(&mut self, id: RequestId, hashes: &HashList) -> Result<(), ConnectorError> {
         self.ensure_open()?;
-        self.running_mut(id)?.hashes.extend(hashes)
+        let request = self.running_mut(id)?;
+        if request.hashes.len().saturating_add(hashes.len()) > MOST_BLOCKS {
+            return Err(ConnectorError::Capacity(format!("request {}: more than {MOST_BLOCKS} blocks", id.0)));
+        }
+        request.hashes.extend(hashes)
     }
 
     fn get_num_new_matched_tokens(

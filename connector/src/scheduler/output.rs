@@ -22,7 +22,7 @@ impl Scheduler {
         self.check_finished(&finished)?;
         let failed_blocks: HashSet<GpuBlock> = failed_blocks.into_iter().collect();
         for (id, ok) in finished {
-            let Some(job) = self.complete(id, ok) else { continue };
+            let Some((job, awaited)) = self.complete(id, ok) else { continue };
             let copies = job.copies.len() as u64;
             match (job.kind, ok) {
                 (TransferKind::Load, true) => self.counters.loaded_blocks += copies,
@@ -30,7 +30,7 @@ impl Scheduler {
                 (TransferKind::Load, false) => self.counters.failed_loads += 1,
                 (TransferKind::Store, false) => self.counters.failed_stores += 1,
             }
-            self.tell(&job, ok, &failed_blocks);
+            self.tell(&job, ok, awaited, &failed_blocks);
         }
         Ok(())
     }
@@ -49,8 +49,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a transfer in the manager and in all tables. Does not tell the engine.
-    pub(super) fn complete(&mut self, id: JobId, ok: bool) -> Option<Job> {
+    /// Ends a transfer in the manager and in all tables. Does not tell the engine; answers also whether it waits to be told.
+    pub(super) fn complete(&mut self, id: JobId, ok: bool) -> Option<(Job, bool)> {
         let job = self.jobs.remove(id)?;
         let mut keys = std::mem::take(&mut self.scratch.keys);
         self.fill_keys(job.request, &job.chunks, &mut keys);
@@ -65,19 +65,17 @@ impl Scheduler {
         if let Err(error) = completed {
             self.note_inconsistency("a transfer ended that the manager did not expect", &error);
         }
-        if let Some(request) = self.requests.get_mut(&job.request) {
-            request.remove_job(id);
-        }
-        Some(job)
+        let awaited = self.requests.get_mut(&job.request).is_some_and(|request| request.remove_job(id));
+        Some((job, awaited))
     }
 
-    fn tell(&mut self, job: &Job, ok: bool, failed_blocks: &HashSet<GpuBlock>) {
+    fn tell(&mut self, job: &Job, ok: bool, awaited: bool, failed_blocks: &HashSet<GpuBlock>) {
         let Some(request) = self.requests.get_mut(&job.request) else { return };
         if request.finished {
             self.release_if_done(job.request);
             return;
         }
-        if job.kind != TransferKind::Load {
+        if !awaited {
             return;
         }
         if ok {

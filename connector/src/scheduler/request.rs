@@ -55,7 +55,7 @@ pub(super) struct Request {
     /// Tokens in the GPU once the load in flight has landed.
     pub tokens_after_load: u32,
     pub matching: Matching,
-    /// The load in flight.
+    /// The load in flight for which the engine waits.
     pub load: Option<JobId>,
     /// All transfers in flight, the load included.
     pub jobs: Vec<JobId>,
@@ -95,14 +95,14 @@ impl Request {
         }
         self.cursor = 0;
         self.loaded = 0..0;
+        // If one is in flight it goes on, but it fills nothing of this request any more.
+        self.load = None;
         self.matching = Matching::default();
     }
 
-    /// A transfer is done.
-    pub fn remove_job(&mut self, job: JobId) {
+    /// A transfer is done. Answers whether it is the load for which the engine waits.
+    pub fn remove_job(&mut self, job: JobId) -> bool {
         self.jobs.retain(|other| *other != job);
-        if self.load == Some(job) {
-            self.load = None;
-        }
+        self.load.take_if(|load| *load == job).is_some()
     }
 }

@@ -96,6 +96,7 @@ impl Scheduler {
     fn preempt(&mut self, id: RequestId, flush: &mut Vec<JobId>) {
         self.counters.preemptions += 1;
         self.cancel_planned_load(id);
+        self.outcome.failed_loads.retain(|(request, _)| *request != id);
         if let Some(request) = self.requests.get_mut(&id) {
             flush.extend_from_slice(&request.jobs);
             request.preempt();

@@ -75,8 +75,8 @@ impl Scheduler {
             for (group, table) in request.tables.iter().enumerate() {
                 let entries = table.get(first..first + per_chunk as usize).unwrap_or(&[]);
                 // A sliding-window group may have given blocks of this chunk away before it was full.
-                let kept = !entries.is_empty()
-                    && entries.iter().all(|entry| self.jobs.still_owned(entry.block, entry.step));
+                let kept =
+                    !entries.is_empty() && entries.iter().all(|entry| self.jobs.still_owned(entry.block, entry.step));
                 let chunk = ChunkRef { group: group as u32, chunk };
                 match chunk_key(&request.hashes, per_chunk, chunk) {
                     Some(key) if kept => {

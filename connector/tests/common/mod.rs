@@ -9,10 +9,11 @@ use std::time::Duration;
 use staged::{Control, StagedEngine};
 use terrace_config::{Choice, Config, Geometry};
 use terrace_connector::{
-    ConnectorMeta, ConnectorOptions, ConnectorOutput, GpuBlock, GroupKind, HashList, KvCaches, KvTensor, Matched, NewRequest,
-    OffloadingConnector, RequestId, ScheduledRequest, SchedulerHalf, StepPlan, TierFilter, WorkerHalf, WorkerOutput,
+    ConnectorMeta, ConnectorOptions, ConnectorOutput, GpuBlock, GroupKind, HashList, KvCaches, KvTensor, Matched,
+    NewRequest, OffloadingConnector, RequestId, ScheduledRequest, SchedulerHalf, StepPlan, TierFilter, WorkerHalf,
+    WorkerOutput,
 };
-use terrace_kernels::Arena;
+use terrace_kernels::{Arena, CopyEngine, HostCopyEngine};
 use terrace_primary::{Region, RegionOptions};
 use terrace_tiering::TieringOffloadingManager;
 use terrace_tiers::{Clock, ManualClock, SecondaryTier};
@@ -49,6 +50,8 @@ pub struct Setup {
     pub gpu_blocks: u32,
     pub prompt_only: bool,
     pub gpu_prefix_cache: bool,
+    /// The real engine with two threads in the place of the staged one.
+    pub host_engine: bool,
     /// Lines of `[deadlines]`, `[limits]` and so on.
     pub config: &'static str,
 }
@@ -62,6 +65,7 @@ impl Default for Setup {
             gpu_blocks: 256,
             prompt_only: true,
             gpu_prefix_cache: true,
+            host_engine: false,
             config: "",
         }
     }
@@ -77,6 +81,7 @@ pub struct Rig {
     pub arena: Arc<Arena>,
     /// Per group and tensor: offset in the arena and bytes of a page.
     tensors: Vec<Vec<(usize, u32)>>,
+    gpu_blocks: u32,
 }
 
 /// Pages of group `group`: two tensors of odd sizes, another size in each group.
@@ -135,11 +140,12 @@ impl Rig {
         .expect("a region");
         let clock = ManualClock::default();
         let shared: Arc<dyn Clock> = Arc::new(clock.clone());
-        let manager =
-            TieringOffloadingManager::new(&config(setup), tiers(&region, &clock), shared).expect("a manager");
+        let manager = TieringOffloadingManager::new(&config(setup), tiers(&region, &clock), shared).expect("a manager");
         let (engine, control) = StagedEngine::new();
+        let engine: Box<dyn CopyEngine> =
+            if setup.host_engine { Box::new(HostCopyEngine::new(2, 8).expect("threads")) } else { Box::new(engine) };
         let mut connector =
-            OffloadingConnector::new(options(setup), manager, Arc::clone(&region), Box::new(engine)).expect("a connector");
+            OffloadingConnector::new(options(setup), manager, Arc::clone(&region), engine).expect("a connector");
         let (mut offset, mut tensors) = (0, Vec::new());
         for group in 0..setup.kinds.len() {
             let mut places = Vec::new();
@@ -153,12 +159,18 @@ impl Rig {
         let groups = tensors
             .iter()
             .map(|places| {
-                let tensor = |(at, page): &(usize, u32)| KvTensor::in_arena(&arena, *at, setup.gpu_blocks, *page).expect("inside");
+                let tensor = |(at, page): &(usize, u32)| {
+                    KvTensor::in_arena(&arena, *at, setup.gpu_blocks, *page).expect("inside")
+                };
                 places.iter().map(tensor).collect()
             })
             .collect();
         connector.register_kv_caches(KvCaches { groups }).expect("fitting caches");
-        Self { connector, control, region, clock, arena, tensors }
+        Self { connector, control, region, clock, arena, tensors, gpu_blocks: setup.gpu_blocks }
+    }
+
+    pub fn gpu_blocks(&self) -> u32 {
+        self.gpu_blocks
     }
 
     /// The engine computes a block: its bytes follow from hash, group and tensor.
@@ -263,7 +275,9 @@ impl Rig {
 
     /// A table of `len` positions: group g's blocks start at `first + g * len`.
     pub fn table(&self, first: u32, len: u32) -> Vec<Vec<GpuBlock>> {
-        (0..self.tensors.len() as u32).map(|group| (0..len).map(|at| GpuBlock(first + group * len + at)).collect()).collect()
+        (0..self.tensors.len() as u32)
+            .map(|group| (0..len).map(|at| GpuBlock(first + group * len + at)).collect())
+            .collect()
     }
 
     /// After everything has ended: nothing holds anything.

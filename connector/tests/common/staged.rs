@@ -53,8 +53,13 @@ impl StagedEngine {
             random: Random(1),
         };
         let control = Control(Arc::new(Mutex::new(behaviour)));
-        let engine =
-            Self { control: control.clone(), pending: Vec::new(), done: Vec::new(), next: 0, stats: CopyStats::default() };
+        let engine = Self {
+            control: control.clone(),
+            pending: Vec::new(),
+            done: Vec::new(),
+            next: 0,
+            stats: CopyStats::default(),
+        };
         (engine, control)
     }
 

@@ -84,10 +84,13 @@ mod tests {
         for index in 0..3 {
             assert_eq!(pieces.get(index).iter().map(|run| run.len).sum::<usize>(), PIECE_BYTES);
         }
-        assert_eq!(pieces.get(3), [
-            CopyRun { src: (1 << 30) + 3 * PIECE_BYTES, dst: (1 << 40) + 3 * PIECE_BYTES, len: 5 },
-            CopyRun { src: 1 << 32, dst: 1 << 42, len: 17 }
-        ]);
+        assert_eq!(
+            pieces.get(3),
+            [
+                CopyRun { src: (1 << 30) + 3 * PIECE_BYTES, dst: (1 << 40) + 3 * PIECE_BYTES, len: 5 },
+                CopyRun { src: 1 << 32, dst: 1 << 42, len: 17 }
+            ]
+        );
         assert!(pieces.get(4).is_empty());
         assert_eq!(Pieces::cut(&[]).unwrap().len(), 0);
     }

@@ -35,6 +35,16 @@ impl StreamKind {
 /// `src` is valid for reads and `dst` for writes of `len` bytes, they do not overlap, nobody writes `src` or accesses `dst`
 /// meanwhile, and `kind` is one that this machine has.
 pub unsafe fn stream_copy(kind: StreamKind, src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's promises are passed on.
+    unsafe { stream_copy_unfenced(kind, src, dst, len) };
+    stream_fence();
+}
+
+/// As [`stream_copy`], but other threads may see the bytes late: [`stream_fence`] comes before telling them.
+///
+/// # Safety
+/// As [`stream_copy`].
+pub(super) unsafe fn stream_copy_unfenced(kind: StreamKind, src: *const u8, dst: *mut u8, len: usize) {
     match kind {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's promises are passed on.
@@ -47,10 +57,20 @@ pub unsafe fn stream_copy(kind: StreamKind, src: *const u8, dst: *mut u8, len: u
     }
 }
 
+/// Streaming stores are weakly ordered: without the fence a later release store could be seen before them. It drains
+/// buffers, so once for many runs is better than for each.
+pub(super) fn stream_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, __m512i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
+        __m256i, __m512i, _mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
     };
 
     /// Bytes up to the first address in `dst` that is a multiple of `align`, copied the ordinary way.
@@ -89,8 +109,6 @@ mod x86 {
         }
         // SAFETY: the rest, inside `len`.
         unsafe { std::ptr::copy_nonoverlapping(src.add(at), dst.add(at), len - at) };
-        // Streaming stores are weakly ordered: without the fence a later release store could be seen before them.
-        _mm_sfence();
     }
 
     /// # Safety
@@ -118,8 +136,6 @@ mod x86 {
         }
         // SAFETY: the rest, inside `len`.
         unsafe { std::ptr::copy_nonoverlapping(src.add(at), dst.add(at), len - at) };
-        // As above.
-        _mm_sfence();
     }
 }
 
@@ -136,12 +152,17 @@ mod tests {
             kinds.push(StreamKind::Avx2);
         }
         for kind in kinds {
-            for (from, to, len) in [(0, 0, 4096), (1, 0, 4000), (0, 1, 63), (3, 61, 64), (7, 9, 0), (5, 64, 257), (31, 33, 1)] {
+            for (from, to, len) in
+                [(0, 0, 4096), (1, 0, 4000), (0, 1, 63), (3, 61, 64), (7, 9, 0), (5, 64, 257), (31, 33, 1)]
+            {
                 let mut target = vec![0xAA; 5000];
                 // SAFETY: both ranges lie inside vectors of 5000 bytes that nobody else uses.
                 unsafe { stream_copy(kind, source.as_ptr().add(from), target.as_mut_ptr().add(to), len) };
                 assert_eq!(&target[to..to + len], &source[from..from + len], "{kind:?} {from} {to} {len}");
-                assert!(target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0xAA), "{kind:?} wrote outside");
+                assert!(
+                    target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0xAA),
+                    "{kind:?} wrote outside"
+                );
             }
         }
     }

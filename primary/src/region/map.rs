@@ -6,10 +6,13 @@ use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, munmap};
+use rustix::param::page_size;
 
-use super::{PageKind, Progress, RegionOptions};
-use crate::error::PrimaryError;
+use super::PageKind;
+
+/// Bytes of a huge page.
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A sealed memfd, mapped shared.
 #[derive(Debug)]
@@ -25,36 +28,78 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; no method hands out a reference to the bytes.
 unsafe impl Sync for Mapping {}
 
-fn system(step: &'static str) -> impl FnOnce(Errno) -> PrimaryError {
-    move |errno| PrimaryError::System { step, source: errno.into() }
-}
-
 impl Mapping {
-    pub(super) fn create(bytes: usize, options: &RegionOptions, progress: Progress<'_>) -> Result<Self, PrimaryError> {
-        let _ = options;
-        let mapping = Self::map(bytes, PageKind::Normal).map_err(system("mapping its memory"))?;
-        progress(bytes as u64, bytes as u64);
-        Ok(mapping)
-    }
-
-    /// A sealed memfd of `bytes` (rounded up to whole pages), mapped and not yet backed.
-    fn map(bytes: usize, pages: PageKind) -> Result<Self, Errno> {
+    /// A sealed memfd of `bytes` (rounded up to whole pages), mapped and not yet backed. Huge pages are reserved here: where
+    /// too few are free this fails with `NOMEM`.
+    pub(super) fn new(bytes: usize, pages: PageKind) -> Result<Self, Errno> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let mut page_bytes = 4096;
+        let mut page_bytes = page_size();
         if pages == PageKind::Huge {
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-            page_bytes = 2 << 20;
+            page_bytes = HUGE_PAGE_BYTES;
         }
         let bytes = bytes.checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
         let fd = memfd_create("terrace-primary", flags)?;
         ftruncate(&fd, bytes as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice over a file of exactly this length that can never shrink.
-        let start = unsafe {
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
-        }?;
+        let start = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0) }?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        Ok(Self { start, bytes, fd, pages })
+        let mapping = Self { start, bytes, fd, pages };
+        // A core file with tens of GiB of KV cache helps nobody, and writing it delays the restart.
+        let _ = mapping.advise(0, bytes, Advice::LinuxDontDump);
+        Ok(mapping)
+    }
+
+    /// Asks for transparent huge pages, which some machines give to shared memory. Refusal only costs speed.
+    pub(super) fn prefer_huge(&self) {
+        let _ = self.advise(0, self.bytes, Advice::LinuxHugepage);
+    }
+
+    /// Takes pages from this NUMA node only. Before anything is backed.
+    pub(super) fn bind(&self, node: u32) -> Result<(), Errno> {
+        const MPOL_BIND: libc::c_int = 2;
+        const MASK_WORDS: usize = 16;
+        let mut mask = [0_u64; MASK_WORDS];
+        let word = mask.get_mut(node as usize / 64).ok_or(Errno::INVAL)?;
+        *word |= 1 << (node % 64);
+        // The kernel takes one off the number of bits it is given.
+        let bits = MASK_WORDS * 64 + 1;
+        // SAFETY: `mbind` reads `MASK_WORDS` words of `mask`, which outlives the call, and sets a policy on a range that is ours.
+        let result = unsafe {
+            libc::syscall(libc::SYS_mbind, self.start.as_ptr(), self.bytes, MPOL_BIND, mask.as_ptr(), bits, 0_u32)
+        };
+        if result == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+
+    /// Backs a page-aligned range. Blocks.
+    pub(super) fn populate(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        match self.advise(offset, len, Advice::LinuxPopulateWrite) {
+            // Linux before 5.14 does not know it.
+            Err(Errno::INVAL) => {
+                for at in (offset..offset + len).step_by(page_size()) {
+                    if let Some(byte) = self.at(at) {
+                        // SAFETY: the byte is in the mapping, which nobody else has yet; it is zero before and after.
+                        unsafe { byte.write_volatile(0) };
+                    }
+                }
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Locks all of it in memory.
+    pub(super) fn lock(&self) -> Result<(), Errno> {
+        // SAFETY: the range is the mapping; locking changes no content.
+        unsafe { mlock(self.start.as_ptr().cast(), self.bytes) }
+    }
+
+    fn advise(&self, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
+        let start = self.at(offset).filter(|_| self.covers(offset, len)).ok_or(Errno::INVAL)?;
+        // SAFETY: the range is inside the mapping; no advice used here discards content.
+        unsafe { madvise(start.as_ptr().cast(), len, advice) }
     }
 
     pub(super) const fn parts(&self) -> (NonNull<u8>, usize) {
@@ -103,4 +148,8 @@ impl Drop for Mapping {
         // SAFETY: the mapping is ours, whole; whoever was given an address was told that it ends with the region.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
+}
+
+fn last_errno() -> Errno {
+    std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }

@@ -1,6 +1,9 @@
 //! The region: the shared memory that holds the slots.
 
+mod limits;
 mod map;
+mod prefault;
+mod start;
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -65,7 +68,7 @@ impl Region {
         if slots == 0 {
             return Err(shape("no slots"));
         }
-        if slot_stride == 0 || slot_stride % 4096 != 0 {
+        if slot_stride == 0 || !slot_stride.is_multiple_of(4096) {
             return Err(shape("the stride is no multiple of 4096"));
         }
         if block_bytes == 0 || block_bytes > slot_stride {
@@ -73,7 +76,7 @@ impl Region {
         }
         let bytes = (slots as usize).checked_mul(slot_stride as usize).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes = bytes.ok_or_else(|| shape("more bytes than can be addressed"))?;
-        let mapping = Mapping::create(bytes, options, progress)?;
+        let mapping = start::start(bytes, options, progress)?;
         Ok(Arc::new(Self { mapping: Some(mapping), slots, slot_stride, block_bytes }))
     }
 

@@ -6,6 +6,7 @@ use terrace_primary::{BlockState, Key, SlotId};
 use terrace_tiering::Event;
 use terrace_tiers::Medium;
 
+use crate::disk::Kind;
 use crate::failure::Reason;
 use crate::world::World;
 
@@ -89,12 +90,14 @@ impl World {
     }
 
     /// What may be on the disk beyond the capacity for a while: each fault can leave one file that nobody counts until the
-    /// next start looks, the victim of a store that failed goes a little later than the store, and a scan that is taken for hung leaves what earlier lives wrote.
+    /// next start looks, the victim of a store that failed goes a little later than the store, and a scan that is taken for hung or cannot list everything leaves what earlier lives wrote.
     fn slack_bytes(&self) -> u64 {
         let faults: u64 = self.disk.faults_struck().map(|(_, times)| times).sum();
-        let unscanned = self.life.scan_is_late || self.counts.foul_weather > 0;
+        let unlisted = self.disk.faults_struck().any(|(kind, times)| kind == Kind::FolderError && times > 0);
+        let unscanned = unlisted || self.life.scan_is_late || self.counts.foul_weather > 0;
+        let files = faults + self.disk.weather_failures() + self.disk.removals_held() + self.life.unseen_files;
         let inherited_bytes = if unscanned { self.life.inherited_bytes } else { 0 };
-        (faults + self.counts.foul_weather + self.disk.removals_held() + self.life.unseen_files) * self.file_bytes + inherited_bytes
+        files * self.file_bytes + inherited_bytes
     }
 
     /// The files take no more than the capacity and `slack_bytes`; quarantine has a bound of its own.

@@ -94,6 +94,7 @@ impl World {
     /// One step of the engine, and whatever else happens meanwhile.
     pub(crate) fn step(&mut self) -> Result<(), Reason> {
         self.pass_time();
+        self.life.watch_scan(self.clock.now());
         self.change_weather();
         for _ in 0..self.rng.between(0, 6) {
             self.act()?;
@@ -112,6 +113,7 @@ impl World {
 
     /// Ends a step of the manager and checks everything.
     pub(crate) fn end_step(&mut self) -> Result<(), Reason> {
+        self.life.watch_scan(self.clock.now());
         self.life.manager.end_step();
         self.counts.most_limbo = self.counts.most_limbo.max(u64::from(self.life.manager.primary().limbo()));
         if self.life.manager.stats().tiers.iter().any(|tier| tier.panicked) {
@@ -130,7 +132,6 @@ impl World {
         };
         self.clock.advance(Duration::from_nanos(by_ns));
         self.disk.run();
-        self.life.watch_scan(self.clock.now());
         if self.rng.chance(100) {
             self.disk.write_back();
         }
@@ -261,10 +262,14 @@ impl World {
                 }
             }
         }
-        for _ in 0..60 {
+        // Longer than every deadline; then as long as cascades wait for a tier that does not know its files yet.
+        for second in 0..600 {
             self.clock.advance(Duration::from_secs(1));
             self.disk.run();
             self.end_step()?;
+            if second > 60 && !self.life.manager.has_pending_work() {
+                break;
+            }
         }
         self.check_quiet()
     }

@@ -39,13 +39,7 @@ pub fn config(blocks: u32) -> Config {
             numa_node: None,
             prefault_threads: 1,
         },
-        geometry: Geometry {
-            block_bytes: 4096,
-            tokens_per_block: 16,
-            blocks_per_chunk: 1,
-            groups: 1,
-            hash_bytes: 32,
-        },
+        geometry: Geometry { block_bytes: 4096, tokens_per_block: 16, blocks_per_chunk: 1, groups: 1, hash_bytes: 32 },
         namespace: Namespace::default(),
         admission: AdmissionConfig { store_threshold: 1, tracker_entries: 16 },
         limits: Limits {

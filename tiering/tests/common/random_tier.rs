@@ -40,7 +40,9 @@ pub type Region = Arc<Mutex<Vec<u64>>>;
 
 /// What a block's bytes are.
 pub fn content(key: &Key) -> u64 {
-    key.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    key.as_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 pub fn crc32(key: &Key) -> u32 {

@@ -7,7 +7,7 @@ use crate::clock::Time;
 /// How long the room at which a disk was found full is taken for the capacity, before growing beyond it is tried again.
 const FULL_HOLD: Duration = Duration::from_secs(60);
 
-/// Counts allocated bytes as the device reports them. A store is charged with `block_bytes` before it starts, and with what
+/// Counts allocated bytes as the device reports them. A fresh store is charged with `block_bytes` before it starts, and with what
 /// its file really took when it is done; an evicted file is charged until it is gone.
 #[derive(Debug)]
 pub(crate) struct Capacity {
@@ -15,10 +15,11 @@ pub(crate) struct Capacity {
     high_bytes: u64,
     low_bytes: u64,
     used_bytes: u64,
-    /// What one store is charged with: payload and footer, or the most that a file of this tier was seen to take.
+    /// Payload and footer.
+    file_bytes: u64,
+    /// What one fresh store is charged with: the most that a file of this tier was seen to take, twice `file_bytes` at most, so
+    /// that one odd report does not stop the tier.
     block_bytes: u64,
-    /// Bound of `block_bytes`, so that one odd report does not stop the tier.
-    most_block_bytes: u64,
     /// The disk was found full at this use; until then this is the capacity.
     full: Option<(u64, Time)>,
     trimming: bool,
@@ -26,7 +27,7 @@ pub(crate) struct Capacity {
 
 impl Capacity {
     /// Shares are cut to `0.0..=1.0`, the low one to the high one.
-    pub(crate) fn new(capacity_bytes: u64, high: f64, low: f64, block_bytes: u64) -> Self {
+    pub(crate) fn new(capacity_bytes: u64, high: f64, low: f64, file_bytes: u64) -> Self {
         // A share of 1.0 must be the whole: f64 does not hold every u64.
         let share = |share: f64| {
             if share >= 1.0 {
@@ -36,14 +37,14 @@ impl Capacity {
             }
         };
         // At least one block fits, or nothing could ever be stored.
-        let high_bytes = share(high).max(block_bytes.min(capacity_bytes));
+        let high_bytes = share(high).max(file_bytes.min(capacity_bytes));
         Self {
             capacity_bytes,
             high_bytes,
             low_bytes: share(low).min(high_bytes),
             used_bytes: 0,
-            block_bytes,
-            most_block_bytes: block_bytes.saturating_mul(2),
+            file_bytes,
+            block_bytes: file_bytes,
             full: None,
             trimming: false,
         }
@@ -57,7 +58,12 @@ impl Capacity {
         self.used_bytes
     }
 
-    /// What one store is charged with.
+    /// What a block's file takes at least: payload and footer.
+    pub(crate) const fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// What one fresh store is charged with.
     pub(crate) const fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
@@ -79,7 +85,7 @@ impl Capacity {
     pub(crate) fn settle(&mut self, charged_bytes: u64, allocated_bytes: u64) {
         self.release(charged_bytes);
         self.charge(allocated_bytes);
-        self.block_bytes = self.block_bytes.max(allocated_bytes).min(self.most_block_bytes);
+        self.block_bytes = self.block_bytes.max(allocated_bytes).min(self.file_bytes.saturating_mul(2));
     }
 
     /// The disk had no room for a store charged with `bytes`: what else is used is all there is, for a while, and a block of it

@@ -125,7 +125,8 @@ impl NvmeTier {
             }
             // None: all that is here is in use at this moment.
             let (lane, name, bytes) = self.take_victim(lane)?;
-            let charge = block_bytes.max(bytes);
+            // A file that is overwritten in place grows by nothing but what its payload lacks.
+            let charge = self.capacity.file_bytes().max(bytes);
             if self.index.has_room() && self.capacity.fits(charge - bytes) {
                 // The store is charged with the victim's bytes from here on.
                 self.capacity.release(bytes);

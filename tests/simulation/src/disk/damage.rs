@@ -50,12 +50,7 @@ impl State {
             }
             _ => {
                 let Some((other, _)) = self.any_block() else { return false };
-                let aside = path.with_extension("aside");
-                let files = &mut self.files;
-                path != other
-                    && files.rename(&path, &aside).is_ok()
-                    && files.rename(&other, &path).is_ok()
-                    && files.rename(&aside, &other).is_ok()
+                path != other && self.files.swap(&path, &other).is_ok()
             }
         }
     }

@@ -93,7 +93,7 @@ impl Faults {
         let share = [0, 60, 60, 120, 120, 250, 250, 600][rng.index(8)];
         for (rate, (_, most)) in faults.per_mille.iter_mut().zip(KINDS) {
             if rng.chance(share) {
-                *rate = rng.skewed(u64::from(*most)) as u32;
+                *rate = if rng.chance(500) { rng.skewed(u64::from(*most)) as u32 } else { rng.between(1, u64::from(*most)) as u32 };
             }
         }
         faults

@@ -44,6 +44,7 @@ enum Change {
     Folder(PathBuf),
     Link(PathBuf, Ino),
     Rename(PathBuf, PathBuf),
+    Swap(PathBuf, PathBuf),
     Unlink(PathBuf),
 }
 
@@ -70,6 +71,12 @@ impl Names {
                     && let Some(ino) = self.files.remove(from)
                 {
                     self.files.insert(to.clone(), ino);
+                }
+            }
+            Change::Swap(one, other) => {
+                if let (Some(a), Some(b)) = (self.files.get(one).copied(), self.files.get(other).copied()) {
+                    self.files.insert(one.clone(), b);
+                    self.files.insert(other.clone(), a);
                 }
             }
             Change::Unlink(path) => {
@@ -166,6 +173,14 @@ impl Files {
             self.change(Change::Rename(from.to_path_buf(), to.to_path_buf()));
             self.forget();
         }
+        Ok(())
+    }
+
+    /// Lets two files change names.
+    pub fn swap(&mut self, one: &Path, other: &Path) -> Result<(), Errno> {
+        self.find(one)?;
+        self.find(other)?;
+        self.change(Change::Swap(one.to_path_buf(), other.to_path_buf()));
         Ok(())
     }
 

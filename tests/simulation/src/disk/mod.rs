@@ -53,6 +53,7 @@ pub(crate) struct State {
     echoes: Vec<Echo>,
     life: u64,
     disorder: bool,
+    weather_failures: u64,
 }
 
 /// A write that arrives once more.
@@ -83,6 +84,7 @@ impl Disk {
             echoes: Vec::new(),
             life: 0,
             disorder: false,
+            weather_failures: 0,
         })))
     }
 
@@ -106,6 +108,11 @@ impl Disk {
     /// How often each kind of fault struck.
     pub fn faults_struck(&self) -> impl Iterator<Item = (Kind, u64)> + use<> {
         self.lock().faults.struck().collect::<Vec<_>>().into_iter()
+    }
+
+    /// Operations that foul weather failed.
+    pub fn weather_failures(&self) -> u64 {
+        self.lock().weather_failures
     }
 
     /// Number of directories.

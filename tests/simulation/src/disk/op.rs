@@ -174,14 +174,16 @@ impl Op {
         DeviceError::new(self.step_name(), cause(errno))
     }
 
-    fn weather(&self, disk: &State) -> Result<(), DeviceError> {
+    fn weather(&self, disk: &mut State) -> Result<(), DeviceError> {
         let changes = !matches!(self.file_op, FileOp::Read(_) | FileOp::Stat(_));
-        match disk.weather[self.root] {
-            Weather::Failing => self.fail(Cause::Errno(EIO)),
-            Weather::Gone => self.fail(Cause::Missing),
-            Weather::ReadOnly if changes => self.fail(Cause::ReadOnly),
-            _ => Ok(()),
-        }
+        let cause = match disk.weather[self.root] {
+            Weather::Failing => Cause::Errno(EIO),
+            Weather::Gone => Cause::Missing,
+            Weather::ReadOnly if changes => Cause::ReadOnly,
+            _ => return Ok(()),
+        };
+        disk.weather_failures += 1;
+        self.fail(cause)
     }
 
     /// One sub-step of any operation: the next phase, or `None` at the end.

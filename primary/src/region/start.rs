@@ -1,0 +1,91 @@
+//! The start of a region: ask what may be had, map, bind, back, lock, each with an error that names its fix.
+
+use std::path::Path;
+
+use rustix::io::Errno;
+use terrace_config::Choice;
+
+use super::map::{HUGE_PAGE_BYTES, Mapping};
+use super::prefault::prefault;
+use super::{PageKind, Progress, RegionOptions, limits};
+use crate::error::PrimaryError;
+
+/// A mapping of at least `bytes`, all of it backed.
+pub(super) fn start(bytes: usize, options: &RegionOptions, progress: Progress<'_>) -> Result<Mapping, PrimaryError> {
+    let root = Path::new("/");
+    if let Some(node) = options.numa_node
+        && !limits::has_node(root, node)
+    {
+        return Err(PrimaryError::NumaNode { node, why: "this machine has no such node".to_owned() });
+    }
+    let lock_refused = |limit_bytes| PrimaryError::LockLimit { need_bytes: bytes as u64, limit_bytes };
+    if options.lock_memory
+        && let Some(limit_bytes) = limits::lock_limit(root).filter(|limit_bytes| *limit_bytes < bytes as u64)
+    {
+        return Err(lock_refused(limit_bytes));
+    }
+    let mapping = map(bytes, options, root)?;
+    if let Some(node) = options.numa_node {
+        let refused = |errno: Errno| PrimaryError::NumaNode { node, why: format!("mbind: {errno}") };
+        mapping.bind(node).map_err(refused)?;
+    }
+    prefault(&mapping, options.prefault_threads, progress).map_err(system("backing its pages"))?;
+    if options.lock_memory {
+        mapping.lock().map_err(|errno| match errno {
+            // What the process had locked before counts too, and a container may have less than its own view says.
+            Errno::NOMEM | Errno::PERM | Errno::AGAIN => lock_refused(limits::lock_limit(root).unwrap_or(0)),
+            errno => system("locking its memory")(errno),
+        })?;
+    }
+    Ok(mapping)
+}
+
+/// Huge pages where they are asked for and reserved, normal ones else.
+fn map(bytes: usize, options: &RegionOptions, root: &Path) -> Result<Mapping, PrimaryError> {
+    let (free_pages, all_pages) = limits::huge_pages(root, options.numa_node);
+    let need_pages = bytes.div_ceil(HUGE_PAGE_BYTES) as u64;
+    if options.huge_pages != Choice::Off {
+        // A node's pages must be counted here: the reservation that `mmap` makes is the machine's, not the node's.
+        let refused = if options.numa_node.is_some() && free_pages < need_pages {
+            Errno::NOMEM
+        } else {
+            match Mapping::new(bytes, PageKind::Huge) {
+                Ok(mapping) => return Ok(mapping),
+                Err(errno) => errno,
+            }
+        };
+        if options.huge_pages == Choice::Require {
+            return Err(match refused {
+                Errno::NOMEM => PrimaryError::HugePages {
+                    need_pages,
+                    free_pages,
+                    total_pages: all_pages + need_pages.saturating_sub(free_pages),
+                },
+                errno => system("mapping 2 MiB pages")(errno),
+            });
+        }
+        tracing::info!(
+            need_pages,
+            free_pages,
+            "the primary region uses 4 KiB pages: 2 MiB pages are not reserved (vm.nr_hugepages)"
+        );
+    }
+    if let Some(available) = limits::available_memory(root, options.numa_node)
+        && available.bytes < bytes as u64
+    {
+        return Err(PrimaryError::Memory {
+            need_bytes: bytes as u64,
+            available_bytes: available.bytes,
+            limit: available.limit,
+        });
+    }
+    let mapping = Mapping::new(bytes, PageKind::Normal).map_err(system("mapping its memory"))?;
+    if options.huge_pages != Choice::Off {
+        mapping.prefer_huge();
+    }
+    Ok(mapping)
+}
+
+fn system(step: &'static str) -> impl FnOnce(Errno) -> PrimaryError {
+    move |errno| PrimaryError::System { step, source: errno.into() }
+}

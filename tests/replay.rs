@@ -1,0 +1,282 @@
+//! `terrace replay` from the outside: what it prints, what it refuses, and that every loaded byte is right.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{Replay, assert_sound, files};
+use serde_json::Value;
+
+/// Small and busy: everything is evicted from everywhere.
+const SMALL: [&str; 8] =
+    ["--block-bytes", "16384", "--primary-blocks", "600", "--nvme-blocks", "4000", "--seed", "7"];
+
+/// A replay whose temporary files lie in `place`.
+fn terrace(place: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+    command.arg("replay").args(arguments).env("XDG_CACHE_HOME", place).env("TMPDIR", place).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let place = tempfile::tempdir().expect("temporary directory");
+    terrace(place.path(), arguments).output().expect("terrace starts")
+}
+
+/// The report of a replay that must succeed.
+fn report(arguments: &[&str]) -> Value {
+    let output = run(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object on stdout")
+}
+
+fn number(report: &Value, pointer: &str) -> u64 {
+    report.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("no number at {pointer} in {report:#}"))
+}
+
+/// Writes a trace of these lines.
+fn trace_of(place: &Path, lines: &[&str]) -> PathBuf {
+    let path = place.join("trace.jsonl");
+    std::fs::write(&path, lines.join("\n")).expect("trace");
+    path
+}
+
+/// A line of a trace: blocks `from..to`, 64 tokens each.
+fn line(timestamp_ms: u32, blocks: std::ops::Range<u32>) -> String {
+    let ids: Vec<_> = blocks.map(|id| id.to_string()).collect();
+    format!(
+        r#"{{"timestamp": {timestamp_ms}, "input_length": {}, "output_length": 5, "hash_ids": [{}]}}"#,
+        ids.len() * 64,
+        ids.join(",")
+    )
+}
+
+#[test]
+fn the_report_has_its_fields_and_they_agree() {
+    let report = report(&[&SMALL[..], &["--limit", "200"]].concat());
+    let fields = [
+        "/requests", "/blocks_looked_up", "/hits/gpu", "/hits/primary", "/hits/nvme", "/misses", "/bytes/stored",
+        "/bytes/loaded", "/bytes/cascaded", "/bytes/promoted", "/wrong_blocks", "/retries", "/dropped_cascades",
+        "/evicted/primary", "/evicted/nvme", "/steps",
+    ];
+    for field in fields {
+        number(&report, field);
+    }
+    let floats = ["/block_hit_ratio", "/wall_s", "/lookup_ns_per_key"];
+    for field in floats {
+        assert!(report.pointer(field).is_some_and(Value::is_number), "{field} in {report:#}");
+    }
+    let hits: u64 = ["/hits/gpu", "/hits/primary", "/hits/nvme"].iter().map(|tier| number(&report, tier)).sum();
+    let looked_up = number(&report, "/blocks_looked_up");
+    assert_eq!(hits + number(&report, "/misses"), looked_up, "{report:#}");
+    let ratio = report["block_hit_ratio"].as_f64().expect("a ratio");
+    assert!((ratio - hits as f64 / looked_up as f64).abs() < 1e-6, "{report:#}");
+    assert_sound(&report, 200, "the defaults");
+}
+
+#[test]
+fn right_bytes_with_every_policy_chunk_and_group() {
+    for policy in ["lru", "arc"] {
+        for (blocks_per_chunk, block_bytes) in [("1", "8192"), ("2", "16384"), ("8", "65536")] {
+            for groups in ["1", "2"] {
+                let context = format!("{policy}, {blocks_per_chunk} blocks a chunk, {groups} groups");
+                let report = report(&[
+                    "--policy", policy, "--blocks-per-chunk", blocks_per_chunk, "--block-bytes", block_bytes,
+                    "--groups", groups, "--primary-blocks", "900", "--nvme-blocks", "6000", "--gpu-blocks", "800",
+                    "--concurrency", "6", "--limit", "250", "--seed", "2", "--window-tokens", "500",
+                ]);
+                assert_sound(&report, 250, &context);
+                assert!(number(&report, "/hits/primary") > 0, "{context}: {report:#}");
+                assert!(number(&report, "/bytes/loaded") > 0, "{context}: {report:#}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tiny_gpu_pool_forces_preemption() {
+    for (policy, blocks_per_chunk, groups) in [("lru", "1", "1"), ("arc", "2", "1"), ("lru", "8", "1"), ("lru", "1", "2")] {
+        for cache in ["on", "off"] {
+            let context = format!("{policy}, {blocks_per_chunk} blocks a chunk, {groups} groups, GPU cache {cache}");
+            let report = report(&[
+                &SMALL[..],
+                &["--policy", policy, "--blocks-per-chunk", blocks_per_chunk, "--groups", groups],
+                &["--gpu-blocks", "400", "--concurrency", "8", "--step-tokens", "512", "--decode-steps", "4"],
+                &["--limit", "200", "--gpu-prefix-cache", cache],
+            ]
+            .concat());
+            assert_sound(&report, 200, &context);
+            assert!(number(&report, "/preemptions") > 0, "{context}: {report:#}");
+        }
+    }
+}
+
+#[test]
+fn requests_larger_than_the_tiers_are_served_as_far_as_they_fit() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let lines = [line(0, 0..500), line(1, 0..500), line(2, 0..100), line(3, 1_000..1_500), line(4, 0..50)];
+    let path = trace_of(place.path(), &lines.each_ref().map(String::as_str));
+    for gpu_blocks in ["2000", "120"] {
+        let report = report(&[
+            "--trace", &path.to_string_lossy(), "--block-bytes", "4096", "--primary-blocks", "200", "--nvme-blocks", "300",
+            "--gpu-blocks", gpu_blocks, "--gpu-prefix-cache", "off", "--concurrency", "1", "--promotion-share", "1.0",
+        ]);
+        assert_sound(&report, 5, gpu_blocks);
+        assert_eq!(number(&report, "/blocks_looked_up"), 1_650);
+        assert!(number(&report, "/hits/primary") + number(&report, "/hits/nvme") > 0, "{report:#}");
+    }
+}
+
+#[test]
+fn counts_do_not_depend_on_bytes_or_on_the_run() {
+    let arguments = [&SMALL[..], &["--limit", "300", "--concurrency", "1", "--gpu-prefix-cache", "off"]].concat();
+    let counted = ["/blocks_looked_up", "/hits/gpu", "/hits/primary", "/hits/nvme", "/misses", "/dropped_cascades"];
+    let numbers = |report: &Value| counted.map(|field| number(report, field));
+    let with_bytes = report(&arguments);
+    assert_eq!(numbers(&with_bytes), numbers(&report(&arguments)), "{with_bytes:#}");
+    let without = report(&[&arguments[..], &["--no-bytes"]].concat());
+    assert_eq!(numbers(&with_bytes), numbers(&without), "with bytes {with_bytes:#}, without {without:#}");
+    let mut other = arguments.clone();
+    other[7] = "8";
+    assert_ne!(numbers(&with_bytes), numbers(&report(&other)), "another seed is other traffic");
+}
+
+#[test]
+fn a_second_replay_finds_what_the_first_left() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let again = || Replay::new(place.path()).args(SMALL).args(["--limit", "60", "--gpu-prefix-cache", "off"]).run();
+    let (first, second) = (again(), again());
+    assert_sound(&first, 60, "first");
+    assert_sound(&second, 60, "second");
+    assert!(number(&second, "/hits/nvme") > number(&first, "/hits/nvme"), "first {first:#}, second {second:#}");
+    assert!(number(&second, "/misses") < number(&first, "/misses"), "first {first:#}, second {second:#}");
+}
+
+#[test]
+fn a_store_threshold_keeps_single_uses_out() {
+    let stored = |threshold| {
+        let report = report(&[&SMALL[..], &["--limit", "100", "--no-bytes", "--store-threshold", threshold]].concat());
+        number(&report, "/bytes/stored")
+    };
+    assert!(stored("2") < stored("1"));
+}
+
+#[test]
+fn arrivals_keep_the_pace_that_was_asked_for() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let path = trace_of(place.path(), &[&line(0, 0..4), &line(600, 0..4)]);
+    let report = report(&["--trace", &path.to_string_lossy(), "--no-bytes", "--speed", "2"]);
+    assert!(report["wall_s"].as_f64().is_some_and(|wall_s| wall_s >= 0.3), "{report:#}");
+}
+
+#[test]
+fn traces_with_odd_but_good_lines() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let big = u64::MAX.to_string();
+    let odd = format!(r#"{{"hash_ids": [{big}, 0], "x": null, "timestamp": 7.5, "input_length": 65, "output_length": 0}}"#);
+    let empty = r#"{"timestamp": 8, "input_length": 3, "output_length": 1, "hash_ids": [], "session": 4}"#;
+    let path = trace_of(place.path(), &[&line(0, 0..4), "", &odd, empty, &odd]);
+    let report = report(&["--trace", &path.to_string_lossy(), "--primary-blocks", "64", "--block-bytes", "5000"]);
+    assert_sound(&report, 4, "odd lines");
+    assert_eq!(number(&report, "/blocks_looked_up"), 8);
+    assert_eq!(number(&report, "/hits/gpu") + number(&report, "/hits/primary"), 2, "{report:#}");
+}
+
+#[test]
+fn a_bad_trace_names_file_line_and_reason() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let path = trace_of(place.path(), &[&line(0, 0..4), "{\"timestamp\": 1}"]);
+    let output = run(&["--trace", &path.to_string_lossy(), "--no-bytes", "--json"]);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{log}");
+    assert!(log.contains("trace.jsonl:2: ") && log.contains("missing field"), "{log}");
+
+    let output = run(&["--trace", "/no/such/trace.jsonl"]);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{log}");
+    assert!(log.contains("/no/such/trace.jsonl"), "{log}");
+}
+
+#[test]
+fn bad_options_end_with_status_2_and_a_reason() {
+    for (arguments, reason) in [
+        (&["--no-such-option"][..], "--no-such-option"),
+        (&["--policy", "random"], "random"),
+        (&["--concurrency", "0"], "concurrency"),
+        (&["--speed", "-1"], "speed"),
+        (&["--speed", "nan"], "speed"),
+        (&["--gpu-blocks", "0"], "gpu-blocks"),
+        (&["--primary-blocks", "0"], "primary.blocks"),
+        (&["--primary-blocks", "5", "--primary-bytes", "5"], "--primary-bytes"),
+        (&["--promotion-share", "1.5"], "promotion_share"),
+        (&["--block-bytes", "0"], "block_bytes"),
+        (&["--groups", "3"], "groups"),
+        (&["--blocks-per-chunk", "0"], "blocks_per_chunk"),
+        (&["--store-threshold", "0"], "store_threshold"),
+        (&["--gpu-prefix-cache", "maybe"], "maybe"),
+        (&["--config", "/no/such/terrace.toml"], "/no/such/terrace.toml"),
+    ] {
+        let output = run(arguments);
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {log}");
+        assert!(log.contains(reason), "{arguments:?} does not name {reason}: {log}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_configuration_file_is_used_and_options_win() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let config = place.path().join("terrace.toml");
+    std::fs::write(&config, "[primary]\nblocks = 300\npolicy = \"arc\"\n[geometry]\nblock_bytes = 8192\n").expect("config");
+    let config = config.to_string_lossy();
+    let arguments = ["--config", &config, "--limit", "40"];
+    let report_of_file = report(&arguments);
+    assert_sound(&report_of_file, 40, "the file");
+    assert_eq!(number(&report_of_file, "/hits/nvme"), 0, "the file has no NVMe tier: {report_of_file:#}");
+    assert!(number(&report_of_file, "/evicted/primary") > 0, "{report_of_file:#}");
+    let large = report(&[&arguments[..], &["--primary-blocks", "60000"]].concat());
+    assert_eq!(number(&large, "/evicted/primary"), 0, "{large:#}");
+
+    std::fs::write(place.path().join("bad.toml"), "[primary]\nblocks = 0\nnonsense = 1\n").expect("config");
+    let output = run(&["--config", &place.path().join("bad.toml").to_string_lossy()]);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{log}");
+    assert!(log.contains("bad.toml") && log.contains("nonsense") && log.contains("blocks"), "all faults at once: {log}");
+}
+
+#[test]
+fn people_get_a_table_and_nothing_is_left_behind() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let output = terrace(place.path(), &[&SMALL[..], &["--limit", "40"]].concat()).output().expect("terrace starts");
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for word in ["requests", "hits", "wrong"] {
+        assert!(table.to_lowercase().contains(word), "{word} in {table}");
+    }
+    assert!(files(place.path(), "blk").is_empty(), "the temporary directory of the NVMe tier is removed");
+}
+
+#[test]
+fn a_signal_ends_it_with_the_report_so_far() {
+    for signal in ["-TERM", "-INT"] {
+        let place = tempfile::tempdir().expect("temporary directory");
+        let arguments = [&SMALL[..], &["--limit", "100000000", "--json"]].concat();
+        let child = terrace(place.path(), &arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("terrace starts");
+        std::thread::sleep(Duration::from_millis(700));
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
+        assert!(sent.success());
+        let output = child.wait_with_output().expect("terrace ends");
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{signal}: {}: {log}", output.status);
+        let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
+        assert_sound(&report, number(&report, "/requests"), signal);
+        assert!(files(place.path(), "blk").is_empty(), "the temporary directory is removed");
+    }
+}
