@@ -10,25 +10,25 @@ use common::{Replay, assert_sound, files};
 use serde_json::Value;
 
 /// Small and busy: everything is evicted from everywhere.
-const SMALL: [&str; 8] =
-    ["--block-bytes", "16384", "--primary-blocks", "600", "--nvme-blocks", "4000", "--seed", "7"];
+const SMALL: &str = "--block-bytes 16384 --primary-blocks 600 --nvme-blocks 4000 --seed 7";
 
-/// A replay whose temporary files lie in `place`.
-fn terrace(place: &Path, arguments: &[&str]) -> Command {
+/// A replay with these arguments whose temporary files lie in `place`.
+fn terrace(place: &Path, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
-    command.arg("replay").args(arguments).env("XDG_CACHE_HOME", place).env("TMPDIR", place).stdin(Stdio::null());
+    command.arg("replay").args(arguments.split_whitespace());
+    command.env("XDG_CACHE_HOME", place).env("TMPDIR", place).stdin(Stdio::null());
     command
 }
 
-fn run(arguments: &[&str]) -> Output {
+fn run(arguments: &str) -> Output {
     let place = tempfile::tempdir().expect("temporary directory");
     terrace(place.path(), arguments).output().expect("terrace starts")
 }
 
 /// The report of a replay that must succeed.
-fn report(arguments: &[&str]) -> Value {
-    let output = run(&[arguments, &["--json"]].concat());
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+fn report(arguments: &str) -> Value {
+    let output = run(&format!("{arguments} --json"));
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("one JSON object on stdout")
 }
 
@@ -55,13 +55,11 @@ fn line(timestamp_ms: u32, blocks: std::ops::Range<u32>) -> String {
 
 #[test]
 fn the_report_has_its_fields_and_they_agree() {
-    let report = report(&[&SMALL[..], &["--limit", "200"]].concat());
-    let fields = [
-        "/requests", "/blocks_looked_up", "/hits/gpu", "/hits/primary", "/hits/nvme", "/misses", "/bytes/stored",
-        "/bytes/loaded", "/bytes/cascaded", "/bytes/promoted", "/wrong_blocks", "/retries", "/dropped_cascades",
-        "/evicted/primary", "/evicted/nvme", "/steps",
-    ];
-    for field in fields {
+    let report = report(&format!("{SMALL} --limit 200"));
+    let fields = "/requests /blocks_looked_up /hits/gpu /hits/primary /hits/nvme /misses /bytes/stored /bytes/loaded \
+                  /bytes/cascaded /bytes/promoted /wrong_blocks /retries /dropped_cascades /evicted/primary /evicted/nvme \
+                  /steps";
+    for field in fields.split_whitespace() {
         number(&report, field);
     }
     let floats = ["/block_hit_ratio", "/wall_s", "/lookup_ns_per_key"];
@@ -79,15 +77,15 @@ fn the_report_has_its_fields_and_they_agree() {
 #[test]
 fn right_bytes_with_every_policy_chunk_and_group() {
     for policy in ["lru", "arc"] {
-        for (blocks_per_chunk, block_bytes) in [("1", "8192"), ("2", "16384"), ("8", "65536")] {
-            for groups in ["1", "2"] {
+        for (blocks_per_chunk, block_bytes) in [(1, 8_192), (2, 16_384), (8, 65_536)] {
+            for groups in [1, 2] {
                 let context = format!("{policy}, {blocks_per_chunk} blocks a chunk, {groups} groups");
-                let report = report(&[
-                    "--policy", policy, "--blocks-per-chunk", blocks_per_chunk, "--block-bytes", block_bytes,
-                    "--groups", groups, "--primary-blocks", "900", "--nvme-blocks", "6000", "--gpu-blocks", "800",
-                    "--concurrency", "6", "--limit", "250", "--seed", "2", "--window-tokens", "500",
-                ]);
-                assert_sound(&report, 250, &context);
+                let report = report(&format!(
+                    "--policy {policy} --blocks-per-chunk {blocks_per_chunk} --block-bytes {block_bytes} --groups {groups} \
+                     --primary-blocks 900 --nvme-blocks 6000 --gpu-blocks 800 --concurrency 6 --limit 150 --seed 2 \
+                     --window-tokens 500"
+                ));
+                assert_sound(&report, 150, &context);
                 assert!(number(&report, "/hits/primary") > 0, "{context}: {report:#}");
                 assert!(number(&report, "/bytes/loaded") > 0, "{context}: {report:#}");
             }
@@ -97,16 +95,13 @@ fn right_bytes_with_every_policy_chunk_and_group() {
 
 #[test]
 fn a_tiny_gpu_pool_forces_preemption() {
-    for (policy, blocks_per_chunk, groups) in [("lru", "1", "1"), ("arc", "2", "1"), ("lru", "8", "1"), ("lru", "1", "2")] {
+    for (policy, blocks_per_chunk, groups) in [("lru", 1, 1), ("arc", 2, 1), ("lru", 8, 1), ("lru", 1, 2)] {
         for cache in ["on", "off"] {
             let context = format!("{policy}, {blocks_per_chunk} blocks a chunk, {groups} groups, GPU cache {cache}");
-            let report = report(&[
-                &SMALL[..],
-                &["--policy", policy, "--blocks-per-chunk", blocks_per_chunk, "--groups", groups],
-                &["--gpu-blocks", "400", "--concurrency", "8", "--step-tokens", "512", "--decode-steps", "4"],
-                &["--limit", "200", "--gpu-prefix-cache", cache],
-            ]
-            .concat());
+            let report = report(&format!(
+                "{SMALL} --policy {policy} --blocks-per-chunk {blocks_per_chunk} --groups {groups} --gpu-blocks 400 \
+                 --concurrency 8 --step-tokens 512 --decode-steps 4 --limit 200 --gpu-prefix-cache {cache}"
+            ));
             assert_sound(&report, 200, &context);
             assert!(number(&report, "/preemptions") > 0, "{context}: {report:#}");
         }
@@ -118,12 +113,13 @@ fn requests_larger_than_the_tiers_are_served_as_far_as_they_fit() {
     let place = tempfile::tempdir().expect("temporary directory");
     let lines = [line(0, 0..500), line(1, 0..500), line(2, 0..100), line(3, 1_000..1_500), line(4, 0..50)];
     let path = trace_of(place.path(), &lines.each_ref().map(String::as_str));
-    for gpu_blocks in ["2000", "120"] {
-        let report = report(&[
-            "--trace", &path.to_string_lossy(), "--block-bytes", "4096", "--primary-blocks", "200", "--nvme-blocks", "300",
-            "--gpu-blocks", gpu_blocks, "--gpu-prefix-cache", "off", "--concurrency", "1", "--promotion-share", "1.0",
-        ]);
-        assert_sound(&report, 5, gpu_blocks);
+    for gpu_blocks in [2_000, 120] {
+        let report = report(&format!(
+            "--trace {} --block-bytes 4096 --primary-blocks 200 --nvme-blocks 300 --gpu-blocks {gpu_blocks} \
+             --gpu-prefix-cache off --concurrency 1 --promotion-share 1.0",
+            path.display()
+        ));
+        assert_sound(&report, 5, &format!("{gpu_blocks} GPU blocks"));
         assert_eq!(number(&report, "/blocks_looked_up"), 1_650);
         assert!(number(&report, "/hits/primary") + number(&report, "/hits/nvme") > 0, "{report:#}");
     }
@@ -131,22 +127,22 @@ fn requests_larger_than_the_tiers_are_served_as_far_as_they_fit() {
 
 #[test]
 fn counts_do_not_depend_on_bytes_or_on_the_run() {
-    let arguments = [&SMALL[..], &["--limit", "300", "--concurrency", "1", "--gpu-prefix-cache", "off"]].concat();
+    let arguments = format!("{SMALL} --limit 120 --concurrency 1 --gpu-prefix-cache off");
     let counted = ["/blocks_looked_up", "/hits/gpu", "/hits/primary", "/hits/nvme", "/misses", "/dropped_cascades"];
     let numbers = |report: &Value| counted.map(|field| number(report, field));
     let with_bytes = report(&arguments);
     assert_eq!(numbers(&with_bytes), numbers(&report(&arguments)), "{with_bytes:#}");
-    let without = report(&[&arguments[..], &["--no-bytes"]].concat());
+    let without = report(&format!("{arguments} --no-bytes"));
     assert_eq!(numbers(&with_bytes), numbers(&without), "with bytes {with_bytes:#}, without {without:#}");
-    let mut other = arguments.clone();
-    other[7] = "8";
-    assert_ne!(numbers(&with_bytes), numbers(&report(&other)), "another seed is other traffic");
+    let other = report(&format!("{} --no-bytes", arguments.replace("--seed 7", "--seed 8")));
+    assert_ne!(numbers(&with_bytes), numbers(&other), "another seed is other traffic");
 }
 
 #[test]
 fn a_second_replay_finds_what_the_first_left() {
     let place = tempfile::tempdir().expect("temporary directory");
-    let again = || Replay::new(place.path()).args(SMALL).args(["--limit", "60", "--gpu-prefix-cache", "off"]).run();
+    let arguments = format!("{SMALL} --limit 60 --gpu-prefix-cache off");
+    let again = || Replay::new(place.path()).args(arguments.split_whitespace()).run();
     let (first, second) = (again(), again());
     assert_sound(&first, 60, "first");
     assert_sound(&second, 60, "second");
@@ -156,18 +152,18 @@ fn a_second_replay_finds_what_the_first_left() {
 
 #[test]
 fn a_store_threshold_keeps_single_uses_out() {
-    let stored = |threshold| {
-        let report = report(&[&SMALL[..], &["--limit", "100", "--no-bytes", "--store-threshold", threshold]].concat());
+    let stored = |threshold: u32| {
+        let report = report(&format!("{SMALL} --limit 100 --no-bytes --store-threshold {threshold}"));
         number(&report, "/bytes/stored")
     };
-    assert!(stored("2") < stored("1"));
+    assert!(stored(2) < stored(1));
 }
 
 #[test]
 fn arrivals_keep_the_pace_that_was_asked_for() {
     let place = tempfile::tempdir().expect("temporary directory");
     let path = trace_of(place.path(), &[&line(0, 0..4), &line(600, 0..4)]);
-    let report = report(&["--trace", &path.to_string_lossy(), "--no-bytes", "--speed", "2"]);
+    let report = report(&format!("--trace {} --no-bytes --speed 2", path.display()));
     assert!(report["wall_s"].as_f64().is_some_and(|wall_s| wall_s >= 0.3), "{report:#}");
 }
 
@@ -175,10 +171,11 @@ fn arrivals_keep_the_pace_that_was_asked_for() {
 fn traces_with_odd_but_good_lines() {
     let place = tempfile::tempdir().expect("temporary directory");
     let big = u64::MAX.to_string();
-    let odd = format!(r#"{{"hash_ids": [{big}, 0], "x": null, "timestamp": 7.5, "input_length": 65, "output_length": 0}}"#);
+    let odd =
+        format!(r#"{{"hash_ids": [{big}, 0], "x": null, "timestamp": 7.5, "input_length": 65, "output_length": 0}}"#);
     let empty = r#"{"timestamp": 8, "input_length": 3, "output_length": 1, "hash_ids": [], "session": 4}"#;
     let path = trace_of(place.path(), &[&line(0, 0..4), "", &odd, empty, &odd]);
-    let report = report(&["--trace", &path.to_string_lossy(), "--primary-blocks", "64", "--block-bytes", "5000"]);
+    let report = report(&format!("--trace {} --primary-blocks 64 --block-bytes 5000 --concurrency 1", path.display()));
     assert_sound(&report, 4, "odd lines");
     assert_eq!(number(&report, "/blocks_looked_up"), 8);
     assert_eq!(number(&report, "/hits/gpu") + number(&report, "/hits/primary"), 2, "{report:#}");
@@ -188,12 +185,12 @@ fn traces_with_odd_but_good_lines() {
 fn a_bad_trace_names_file_line_and_reason() {
     let place = tempfile::tempdir().expect("temporary directory");
     let path = trace_of(place.path(), &[&line(0, 0..4), "{\"timestamp\": 1}"]);
-    let output = run(&["--trace", &path.to_string_lossy(), "--no-bytes", "--json"]);
+    let output = run(&format!("--trace {} --no-bytes --json", path.display()));
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{log}");
     assert!(log.contains("trace.jsonl:2: ") && log.contains("missing field"), "{log}");
 
-    let output = run(&["--trace", "/no/such/trace.jsonl"]);
+    let output = run("--trace /no/such/trace.jsonl");
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{log}");
     assert!(log.contains("/no/such/trace.jsonl"), "{log}");
@@ -202,21 +199,21 @@ fn a_bad_trace_names_file_line_and_reason() {
 #[test]
 fn bad_options_end_with_status_2_and_a_reason() {
     for (arguments, reason) in [
-        (&["--no-such-option"][..], "--no-such-option"),
-        (&["--policy", "random"], "random"),
-        (&["--concurrency", "0"], "concurrency"),
-        (&["--speed", "-1"], "speed"),
-        (&["--speed", "nan"], "speed"),
-        (&["--gpu-blocks", "0"], "gpu-blocks"),
-        (&["--primary-blocks", "0"], "primary.blocks"),
-        (&["--primary-blocks", "5", "--primary-bytes", "5"], "--primary-bytes"),
-        (&["--promotion-share", "1.5"], "promotion_share"),
-        (&["--block-bytes", "0"], "block_bytes"),
-        (&["--groups", "3"], "groups"),
-        (&["--blocks-per-chunk", "0"], "blocks_per_chunk"),
-        (&["--store-threshold", "0"], "store_threshold"),
-        (&["--gpu-prefix-cache", "maybe"], "maybe"),
-        (&["--config", "/no/such/terrace.toml"], "/no/such/terrace.toml"),
+        ("--no-such-option", "--no-such-option"),
+        ("--policy random", "random"),
+        ("--concurrency 0", "concurrency"),
+        ("--speed=-1", "speed"),
+        ("--speed nan", "speed"),
+        ("--gpu-blocks 0", "gpu-blocks"),
+        ("--primary-blocks 0", "primary.blocks"),
+        ("--primary-blocks 5 --primary-bytes 5", "--primary-bytes"),
+        ("--promotion-share 1.5", "promotion_share"),
+        ("--block-bytes 0", "block_bytes"),
+        ("--groups 3", "groups"),
+        ("--blocks-per-chunk 0", "blocks_per_chunk"),
+        ("--store-threshold 0", "store_threshold"),
+        ("--gpu-prefix-cache maybe", "maybe"),
+        ("--config /no/such/terrace.toml", "/no/such/terrace.toml"),
     ] {
         let output = run(arguments);
         let log = String::from_utf8_lossy(&output.stderr);
@@ -230,27 +227,30 @@ fn bad_options_end_with_status_2_and_a_reason() {
 fn a_configuration_file_is_used_and_options_win() {
     let place = tempfile::tempdir().expect("temporary directory");
     let config = place.path().join("terrace.toml");
-    std::fs::write(&config, "[primary]\nblocks = 300\npolicy = \"arc\"\n[geometry]\nblock_bytes = 8192\n").expect("config");
-    let config = config.to_string_lossy();
-    let arguments = ["--config", &config, "--limit", "40"];
+    std::fs::write(&config, "[primary]\nblocks = 300\npolicy = \"arc\"\n[geometry]\nblock_bytes = 8192\n")
+        .expect("config");
+    let arguments = format!("--config {} --limit 40", config.display());
     let report_of_file = report(&arguments);
     assert_sound(&report_of_file, 40, "the file");
     assert_eq!(number(&report_of_file, "/hits/nvme"), 0, "the file has no NVMe tier: {report_of_file:#}");
     assert!(number(&report_of_file, "/evicted/primary") > 0, "{report_of_file:#}");
-    let large = report(&[&arguments[..], &["--primary-blocks", "60000"]].concat());
+    let large = report(&format!("{arguments} --primary-blocks 60000"));
     assert_eq!(number(&large, "/evicted/primary"), 0, "{large:#}");
 
     std::fs::write(place.path().join("bad.toml"), "[primary]\nblocks = 0\nnonsense = 1\n").expect("config");
-    let output = run(&["--config", &place.path().join("bad.toml").to_string_lossy()]);
+    let output = run(&format!("--config {}", place.path().join("bad.toml").display()));
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{log}");
-    assert!(log.contains("bad.toml") && log.contains("nonsense") && log.contains("blocks"), "all faults at once: {log}");
+    assert!(
+        log.contains("bad.toml") && log.contains("nonsense") && log.contains("blocks"),
+        "all faults at once: {log}"
+    );
 }
 
 #[test]
 fn people_get_a_table_and_nothing_is_left_behind() {
     let place = tempfile::tempdir().expect("temporary directory");
-    let output = terrace(place.path(), &[&SMALL[..], &["--limit", "40"]].concat()).output().expect("terrace starts");
+    let output = terrace(place.path(), &format!("{SMALL} --limit 40")).output().expect("terrace starts");
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for word in ["requests", "hits", "wrong"] {
@@ -263,7 +263,7 @@ fn people_get_a_table_and_nothing_is_left_behind() {
 fn a_signal_ends_it_with_the_report_so_far() {
     for signal in ["-TERM", "-INT"] {
         let place = tempfile::tempdir().expect("temporary directory");
-        let arguments = [&SMALL[..], &["--limit", "100000000", "--json"]].concat();
+        let arguments = format!("{SMALL} --limit 100000000 --json");
         let child = terrace(place.path(), &arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -191,7 +191,9 @@ impl KeyTable {
             if step > 0 && step <= batches.len() {
                 self.reach_batch(&hashes[(step - 1) % 3], &mut rows[(step - 1) % 2]);
             }
-            if step > 1 && let Some(batch) = batches.get(step - 2) {
+            if step > 1
+                && let Some(batch) = batches.get(step - 2)
+            {
                 let (hashes, rows) = (&hashes[(step - 2) % 3], &rows[(step - 2) % 2]);
                 for i in 0..BATCH {
                     let key = batch[i].as_bytes();
@@ -267,6 +269,18 @@ impl KeyTable {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// Brings what [`KeyTable::remove`] of these rows will look at close to the processor, all of it at once.
+    pub(crate) fn warm(&self, rows: impl Iterator<Item = u32> + Clone) {
+        for row in rows.clone() {
+            let at = self.row_at(row);
+            prefetch(self.table.as_slice(), at);
+            prefetch(self.table.as_slice(), at + self.row_words - 1);
+        }
+        for row in rows.filter(|row| self.is_row_used(*row)) {
+            prefetch(self.index.as_slice(), self.home(self.row_hash(row)) as usize * LINE_CELLS);
         }
     }
 

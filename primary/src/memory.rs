@@ -29,7 +29,8 @@ impl Words {
     /// `words` zeros. Ends the process when there is no address space for them, as every collection of `std` does.
     pub(crate) fn zeroed(words: usize) -> Self {
         let layout = Layout::array::<u32>(words.max(1)).unwrap_or(Layout::new::<u32>());
-        let Some(mapped_bytes) = words.max(1).checked_mul(4).and_then(|bytes| bytes.checked_next_multiple_of(4096)) else {
+        let Some(mapped_bytes) = words.max(1).checked_mul(4).and_then(|bytes| bytes.checked_next_multiple_of(4096))
+        else {
             handle_alloc_error(layout);
         };
         // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice; no existing mapping is touched.
@@ -95,8 +96,8 @@ pub(crate) fn matches(line: &[u32; LINE_CELLS], want: u32, mask: u32) -> u32 {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{
-            __m128i, _mm_and_si128, _mm_cmpeq_epi32, _mm_loadu_si128, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32,
-            _mm_set1_epi32,
+            __m128i, _mm_and_si128, _mm_cmpeq_epi32, _mm_loadu_si128, _mm_movemask_epi8, _mm_packs_epi16,
+            _mm_packs_epi32, _mm_set1_epi32,
         };
         // SAFETY: SSE2 is part of x86_64; the four loads cover exactly the 64 bytes of `line`, at any alignment.
         unsafe {

@@ -1,5 +1,7 @@
 //! The block table of the primary tier: which block is in which slot, who uses it, and which leaves next.
 
+mod displace;
+
 use std::ops::ControlFlow;
 
 use terrace_config::Policy;
@@ -211,6 +213,7 @@ impl Primary {
             victims.clear();
             let table = &self.table;
             let taken = self.policy.evict(count, &|slot| RowWord(table.word(slot.0)).is_evictable(), &mut victims);
+            self.table.warm(victims.iter().map(|victim| victim.0));
             for victim in &victims {
                 evicted.extend(self.table.key(victim.0));
                 self.table.remove(victim.0);
@@ -250,6 +253,26 @@ impl Primary {
         self.free -= 1;
         self.writing += 1;
         Some(slot)
+    }
+
+    /// x
+    pub fn insert_all_writing(&mut self, keys: &[Key], slots: &mut Vec<SlotId>, evicted: &mut Vec<Key>) -> bool {
+        let n = keys.len() as u32;
+        if n > self.free + self.evictable {
+            self.stats.room_refused += 1;
+            return false;
+        }
+        for key in keys.iter().rev() {
+            self.policy.expect(self.table.fingerprint(key.as_bytes()));
+            if !self.make_room(1, evicted) { return false; }
+            slots.extend(self.insert_writing(key));
+        }
+        true
+    }
+
+    /// x
+    pub fn expect(&mut self, key: &Key) {
+            self.policy.expect(self.table.fingerprint(key.as_bytes()));
     }
 
     /// `Writing -> Ready`: the bytes are there.
@@ -358,11 +381,16 @@ impl Primary {
         }
     }
 
-    /// Makes these blocks the most recent, the last one the most, without counting a use: they are about to be used, and are not to
-    /// be evicted meanwhile. Slots without a block are skipped.
-    pub fn rank(&mut self, slots: impl IntoIterator<Item = SlotId>) {
+    /// Counts a use of blocks whose request has not ended, and makes them the most recent, the last one the most: a request's own
+    /// stores must not evict what it found. A block not touched since it was inserted is only ranked, and stays so for the touch
+    /// at the request's end. Slots without a block are skipped.
+    pub fn touch_early(&mut self, slots: impl IntoIterator<Item = SlotId>) {
         for slot in slots {
-            self.policy.rerank(slot);
+            if self.word(slot).is_fresh() {
+                self.policy.rerank(slot);
+            } else {
+                self.policy.touch(slot);
+            }
         }
     }
 

@@ -105,7 +105,8 @@ fn more_memory_than_the_machine_has_is_refused_before_it_is_taken() {
 fn huge_pages_are_used_or_the_error_says_how_to_get_them() {
     // More than any test machine keeps reserved: the fallback must work here, and the refusal must name the fix.
     let slots = 1 << 14;
-    let required = RegionOptions { huge_pages: Choice::Require, slot_stride: 1 << 30, block_bytes: 1, ..options(slots) };
+    let required =
+        RegionOptions { huge_pages: Choice::Require, slot_stride: 1 << 30, block_bytes: 1, ..options(slots) };
     let error = refusal(&required);
     assert!(matches!(error, PrimaryError::HugePages { need_pages: 8_388_608, .. }), "{error}");
     assert!(error.to_string().contains("sysctl vm.nr_hugepages="));

@@ -87,7 +87,13 @@ impl Engine {
                 let block = table[place as usize];
                 if block != GpuBlock::NULL && !self.memory.is_right(group, block, content) {
                     self.counts.wrong_blocks += 1;
-                    tracing::error!(request = request.id.0, place, group, gpu_block = block.0, "a block holds wrong bytes");
+                    tracing::error!(
+                        request = request.id.0,
+                        place,
+                        group,
+                        gpu_block = block.0,
+                        "a block holds wrong bytes"
+                    );
                     self.memory.fill(group, block, content);
                 }
             }
@@ -99,9 +105,8 @@ impl Engine {
         let mut ended = false;
         let mut at = 0;
         while let Some(request) = self.requests.get(at) {
-            let done = request.state == State::Running
-                && request.done_blocks == request.blocks()
-                && request.decode_left == 0;
+            let done =
+                request.state == State::Running && request.done_blocks == request.blocks() && request.decode_left == 0;
             if !done {
                 at += 1;
                 continue;

@@ -104,8 +104,8 @@ pub struct ReplayOptions {
     /// Tokens of one block of the trace, which is one GPU block; told from the trace without it
     #[arg(long, default_value_t = 0)]
     pub tokens_per_block: u32,
-    /// Tokens that one engine step computes at most
-    #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Tokens that one engine step computes at most; the default computes whole prompts
+    #[arg(long, default_value_t = 1_048_576, value_parser = clap::value_parser!(u32).range(1..))]
     pub step_tokens: u32,
     /// Steps in which a request generates before it ends
     #[arg(long, default_value_t = 2)]

@@ -213,7 +213,10 @@ mod tests {
             ("{\"timestamp\": 1}", "missing field `input_length`"),
             ("no json", "expected"),
             (r#"{"timestamp":-1,"input_length":1,"output_length":1,"hash_ids":[]}"#, "timestamp -1"),
-            (r#"{"timestamp":1,"input_length":1,"output_length":5000000000,"hash_ids":[]}"#, "output_length 5000000000"),
+            (
+                r#"{"timestamp":1,"input_length":1,"output_length":5000000000,"hash_ids":[]}"#,
+                "output_length 5000000000",
+            ),
             (r#"{"timestamp":1,"input_length":1,"output_length":1,"hash_ids":[-4]}"#, "-4"),
         ] {
             let (_folder, path) = file(format!("{good}\n{bad}\n").as_bytes());

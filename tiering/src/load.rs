@@ -44,8 +44,7 @@ impl TieringOffloadingManager {
             return Err(error);
         }
         self.count_loads(id, &slots[first..]);
-        // Its own stores must not evict what the request has found; the touch at its end counts the use.
-        self.primary.rank(slots[first..].iter().rev().copied());
+        self.primary.touch_early(slots[first..].iter().rev().copied());
         self.release_holds(id);
         Ok(())
     }

@@ -79,6 +79,7 @@ pub(crate) struct Scratch {
     pub indices: Vec<u32>,
     pub answers: Vec<TierLookup>,
     pub slots: Vec<SlotId>,
+    pub displaced: Vec<SlotId>,
     pub evicted: Vec<Key>,
     pub order: Vec<(u64, u32)>,
     pub events: Vec<TierEvent>,

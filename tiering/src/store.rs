@@ -1,5 +1,6 @@
 //! Stores: GPU to primary.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use terrace_primary::{BlockState, Key, SlotId};
@@ -25,6 +26,29 @@ impl StorePlan {
         self.slots.clear();
         self.evicted.clear();
     }
+}
+
+/// Takes out of a run what was displaced: each time a slot was displaced, the first of its occurrences that is left.
+fn drop_displaced(displaced: &[SlotId], store: &mut Vec<u32>, slots: &mut Vec<SlotId>) {
+    if displaced.is_empty() {
+        return;
+    }
+    let mut times: HashMap<SlotId, u32> = HashMap::with_capacity(displaced.len());
+    displaced.iter().for_each(|slot| *times.entry(*slot).or_insert(0) += 1);
+    let mut at = 0;
+    store.retain(|_| {
+        at += 1;
+        match times.get_mut(&slots[at - 1]) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                // Marked, so that the slots below lose the same places.
+                slots[at - 1] = SlotId(u32::MAX);
+                false
+            }
+            _ => true,
+        }
+    });
+    slots.retain(|slot| *slot != SlotId(u32::MAX));
 }
 
 impl TieringOffloadingManager {
@@ -64,9 +88,12 @@ impl TieringOffloadingManager {
         let offered = plan.store.len();
         plan.store.retain(|at| self.admission.offered(&keys[*at as usize]));
         self.counts.not_admitted += (offered - plan.store.len()) as u64;
-        let fits = self.fit_stores(&mut present, allow_partial, plan);
+        let evicts = (self.primary.free() as usize) < plan.store.len();
+        // Not evicted for this call's others. A block with as many readers as can be counted cannot take one more, and needs none.
+        present.retain(|slot| evicts && self.primary.acquire(*slot));
+        let fits = !evicts || self.has_room(plan.store.len(), allow_partial);
         if fits {
-            self.insert_stores(id, keys, plan);
+            self.insert_stores(id, keys, allow_partial, plan);
         } else {
             plan.clear();
             self.counts.stores_refused += 1;
@@ -108,44 +135,55 @@ impl TieringOffloadingManager {
         places.retain(|at| repeated.binary_search(at).is_err());
     }
 
-    /// Whether there is room for `plan.store`, cut to what fits if that is allowed. If something has to be evicted for it, `present` is
-    /// protected: what is left in it has one more reader.
-    fn fit_stores(&mut self, present: &mut Vec<SlotId>, allow_partial: bool, plan: &mut StorePlan) -> bool {
-        let wanted = plan.store.len();
-        let free = self.primary.free() as usize;
-        if wanted <= free {
-            present.clear();
-            return true;
-        }
-        // A block with as many readers as can be counted cannot take one more, and needs none.
-        present.retain(|slot| self.primary.acquire(*slot));
-        let available = free + self.primary.evictable() as usize;
-        let room = if allow_partial { wanted.min(available) } else { wanted };
-        if room == 0 || room > available {
-            return false;
-        }
-        self.counts.stores_left_out += (wanted - room) as u64;
-        plan.store.truncate(room);
-        true
+    /// Whether there is room for all of so many blocks, or with `allow_partial` for any of them.
+    fn has_room(&self, blocks: usize, allow_partial: bool) -> bool {
+        let room = (self.primary.free() + self.primary.evictable()) as usize;
+        if allow_partial { room > 0 } else { blocks <= room }
     }
 
-    /// Inserts `plan.store`, for which there is room, evicting one block for each that finds no free slot. One by one and the tail
-    /// first, so that a policy which adapts sees the order in which the request uses its blocks.
-    fn insert_stores(&mut self, id: RequestId, keys: &[Key], plan: &mut StorePlan) {
+    /// Inserts `plan.store`, evicting one block for each that finds no free slot. One by one and the tail first, so that a policy which
+    /// adapts sees the order in which the request uses its blocks. With `allow_partial` the head of the run may displace its tail: where
+    /// the policy finds that better than evicting another block, or nothing else can be evicted.
+    fn insert_stores(
+        &mut self,
+        id: RequestId,
+        keys: &[Key],
+        allow_partial: bool,
+        plan: &mut StorePlan,
+    ) {
         let StorePlan { store, slots, evicted } = plan;
-        let primary = &mut self.primary;
+        let wanted = store.len();
+        let evicts = (self.primary.free() as usize) < wanted;
+        let mut displaced = std::mem::take(&mut self.scratch.displaced);
+        displaced.clear();
         store.reverse();
+        let primary = &mut self.primary;
         store.retain(|at| {
-            let slot = if primary.make_room(1, evicted) { primary.insert_writing(&keys[*at as usize]) } else { None };
+            let key = &keys[*at as usize];
+            let slot = if !evicts {
+                primary.insert_writing(key)
+            } else if allow_partial {
+                primary.insert_in_run(key, evicted, &mut displaced)
+            } else if primary.make_room(1, evicted) {
+                primary.insert_writing(key)
+            } else {
+                None
+            };
             slots.extend(slot);
             slot.is_some()
         });
+        drop_displaced(&displaced, store, slots);
+        self.scratch.displaced = displaced;
         store.reverse();
         slots.reverse();
+        if evicts && allow_partial {
+            primary.end_run(slots);
+        }
         for key in &*evicted {
             self.events.removed_from_primary(*key);
         }
         self.counts.evicted += evicted.len() as u64;
+        self.counts.stores_left_out += (wanted - slots.len()) as u64;
         let stores = slots.len() as u32;
         self.storing += stores;
         self.counts.stores_prepared += u64::from(stores);

@@ -359,6 +359,25 @@ fn holds_keep_what_a_waiting_request_found() {
 }
 
 #[test]
+fn a_block_that_lands_renews_the_holds() {
+    let mut stack = Stack::new(8, 1);
+    stack.desk(0).hold(&keys(0..3));
+    stack.store(&keys(0..2));
+    let id = stack.begin(1);
+    assert_eq!(stack.prefix(id, &keys(0..3)), "HHP");
+    stack.end_step();
+    stack.advance(4 * SECOND);
+    stack.desk(0).loads_done(0, Ok(1));
+    stack.end_step();
+    stack.advance(6 * SECOND);
+    stack.end_step();
+    assert_eq!(stack.readers(), 3);
+    stack.advance(4 * SECOND);
+    stack.end_step();
+    assert_eq!(stack.readers(), 0);
+}
+
+#[test]
 fn holds_keep_to_the_share_counting_slots() {
     let mut stack = Stack::new(8, 1);
     stack.store(&keys(0..6));

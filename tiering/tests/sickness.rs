@@ -102,6 +102,24 @@ fn expiries_open_the_breaker() {
 }
 
 #[test]
+fn a_tier_that_owes_too_much_gets_nothing_more() {
+    let mut config = common::config(512);
+    config.breaker.failures = 1000;
+    let mut stack = Stack::with(config, 1);
+    for n in 0..70 {
+        stack.store(&[key(n)]);
+        stack.end_step();
+        stack.advance(30 * SECOND);
+        stack.end_step();
+    }
+    assert_eq!(stack.desk(0).stores.len(), 64, "abandoned and not acknowledged");
+    stack.desk(0).store_done(0, 0, Err(Fault::Expired));
+    stack.end_step();
+    stack.end_step();
+    assert_eq!(stack.desk(0).stores.len(), 65);
+}
+
+#[test]
 fn faults_that_are_no_sickness_do_not_open_it() {
     let mut stack = Stack::new(64, 1);
     stack.store(&keys(0..20));

@@ -364,7 +364,8 @@ fn a_killed_process_leaves_a_tier_that_opens() {
             .expect("this test starts");
         std::thread::sleep(Duration::from_millis(120 + 37 * round));
         child.kill().expect("alive");
-        child.wait().expect("dead");
+        let end = child.wait().expect("dead");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&end), Some(9), "round {round}: it ended by itself");
         let mut driver = Driver::open(nvme(directory.path(), 64, 2));
         // The catalog may name a block whose file was just taken over; the scan behind normal work finds out.
         let found = driver.found(1000);

@@ -319,29 +319,29 @@ fn without_a_catalog_the_order_is_that_of_the_files() {
     let mut tier = tier_without_catalog(4, &disk);
     let events = store(&mut tier, &[4, 5, 6]);
     assert_eq!(removed(&events), [key(3), key(1), key(0)]);
-    // The CRC of what the scan found is not known: storing it again, if the manager does not know it either, writes it.
-    let mut job = store_job(7, &[2]);
-    job.blocks[0].crc32 = None;
-    let before = disk.lock().writes;
-    tier.submit_store(job).unwrap();
-    settle(&mut tier);
-    assert_eq!(disk.lock().writes, before, "no room beside the old file: refused");
-    assert_eq!(load(&mut tier, &[2]), [Ok(2)]);
 }
 
 #[test]
 fn a_block_whose_crc_nobody_knows_is_written_again() {
-    let (mut tier, disk, ..) = one_lane(4);
-    store(&mut tier, &[0]);
-    drop(tier);
-    let mut tier = tier_without_catalog(4, &disk);
-    settle(&mut tier);
-    let mut job = store_job(7, &[0]);
-    job.blocks[0].crc32 = None;
-    tier.submit_store(job).unwrap();
-    assert_eq!(lookup(&mut tier, &[0]), [TierLookup::Found], "the old file is there until the new one is");
-    assert_eq!(settle(&mut tier), [TierEvent::StoreDone { job: JobId(7), index: 0, outcome: Ok(9) }]);
-    assert_eq!((disk.lock().writes, tier.stats().allocated_bytes), (2, FILE_BYTES));
+    for capacity in [1, 2, 4] {
+        let (mut tier, disk, ..) = one_lane(capacity);
+        store(&mut tier, &[0]);
+        store(&mut tier, &(1..capacity).collect::<Vec<_>>());
+        drop(tier);
+        let mut tier = tier_without_catalog(capacity, &disk);
+        settle(&mut tier);
+        let mut job = store_job(7, &[0]);
+        job.blocks[0].crc32 = None;
+        tier.submit_store(job).unwrap();
+        assert_eq!(lookup(&mut tier, &[0]), [TierLookup::Found], "the old file is there until the new one is");
+        let events = settle(&mut tier);
+        // A full tier gives another block up for it; a tier of one block has none.
+        let outcome = if capacity == 1 { Err(Fault::Full) } else { Ok(9) };
+        assert!(events.contains(&TierEvent::StoreDone { job: JobId(7), index: 0, outcome }), "{events:?}");
+        assert_eq!(found(&mut tier, 9).len() as u64, if capacity == 1 { 1 } else { capacity - 1 });
+        assert_eq!(disk.lock().bytes(), tier.stats().allocated_bytes);
+        assert_eq!(load(&mut tier, &[0]), [Ok(if capacity == 1 { 0 } else { 9 })]);
+    }
 }
 
 #[test]

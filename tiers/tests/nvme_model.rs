@@ -19,7 +19,8 @@ const KEYS: u64 = 24;
 
 #[derive(Clone, Debug)]
 enum Call {
-    Store(Vec<u64>),
+    /// Blocks, and whether their CRC is known.
+    Store(Vec<u64>, bool),
     Load(Vec<u64>),
     Touch(Vec<u64>),
     Abandon(usize),
@@ -43,7 +44,7 @@ fn call() -> impl Strategy<Value = Call> {
     let keys = || prop::collection::vec(0..KEYS, 0..6);
     let fault = prop::sample::select(vec![Fault::Io, Fault::Corrupt, Fault::Absent, Fault::Full, Fault::Expired]);
     prop_oneof![
-        12 => keys().prop_map(Call::Store),
+        12 => (keys(), any::<bool>()).prop_map(|(keys, crc)| Call::Store(keys, crc)),
         8 => keys().prop_map(Call::Load),
         4 => keys().prop_map(Call::Touch),
         2 => (0..8_usize).prop_map(Call::Abandon),
@@ -170,9 +171,9 @@ impl Model {
 
     fn run(&mut self, tier: &mut NvmeTier, call: Call) {
         match call {
-            Call::Store(keys) => {
+            Call::Store(keys, crc) => {
                 let id = self.job(&keys, false);
-                let block = |n: &u64| StoreBlock { key: key(*n), slot: SlotId(0), crc32: Some(*n as u32) };
+                let block = |n: &u64| StoreBlock { key: key(*n), slot: SlotId(0), crc32: crc.then_some(*n as u32) };
                 let blocks = keys.iter().map(block).collect();
                 match tier.submit_store(StoreJob { id, blocks, deadline: Time(u64::MAX) }) {
                     Ok(()) => {}
@@ -292,7 +293,7 @@ proptest! {
                 }
             } else {
                 for (n, key) in names.iter().zip(keys) {
-                    model.run(&mut tier, Call::Store(vec![*n]));
+                    model.run(&mut tier, Call::Store(vec![*n], true));
                     model.settle(&mut tier);
                     if !lru.contains(&key) {
                         if lru.len() as u64 == capacity {

@@ -22,7 +22,10 @@ pub fn trace(name: &str) -> Option<Trace> {
         .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared")), PathBuf::from);
     let path = shared.join("traces").join(format!("{name}.jsonl.zst"));
     let Ok(file) = File::open(&path) else {
-        eprintln!("\n*** NOT RUN: {} is not there; set TERRACE_SHARED to the folder that has traces/ ***\n", path.display());
+        eprintln!(
+            "\n*** NOT RUN: {} is not there; set TERRACE_SHARED to the folder that has traces/ ***\n",
+            path.display()
+        );
         return None;
     };
     let mut decoder = zstd::Decoder::new(file).expect("a zstd decoder");
@@ -73,20 +76,42 @@ pub fn hit_percent(trace: &Trace, share_percent: u64, policy: Policy, store_thre
         });
         let run = slots.iter().take_while(|slot| slot.is_some()).count();
         hits += run as u64;
-        let held: Vec<SlotId> = slots.iter().flatten().copied().collect();
-        assert!(held.iter().all(|slot| primary.acquire(*slot)));
-        absent.clear();
-        absent.extend((0..keys.len()).filter(|at| slots[*at].is_none() && admission.offered(&keys[*at])));
-        absent.truncate((primary.free() + primary.evictable()) as usize);
-        evicted.clear();
-        assert!(primary.make_room(absent.len() as u32, &mut evicted));
-        for at in absent.iter().rev() {
-            slots[*at] = primary.insert_writing(&keys[*at]);
-            primary.publish(slots[*at].expect("room was made"));
+
+        let v: u32 = std::env::var("V").map_or(0, |v| v.parse().unwrap());
+        let _ = &mut absent;
+        if v == 1 || v == 2 {
+            // classic: tail to head, each access alone; 2: adapt first
+            for at in (0..keys.len()).rev() {
+                match primary.find(&keys[at]) {
+                    Some(slot) => { primary.touch(&[slot]); primary.touch(&[]); }
+                    None => {
+                        evicted.clear();
+                        if v == 2 { primary.expect(&keys[at]); }
+                        assert!(primary.make_room(1, &mut evicted));
+                        let slot = primary.insert_writing(&keys[at]).unwrap();
+                        primary.publish(slot);
+                        primary.touch(&[slot]);
+                    }
+                }
+            }
+        } else if v == 3 || v == 4 {
+            // 3: held; 4: not held (writing ones are)
+            let held: Vec<SlotId> = slots.iter().flatten().copied().collect();
+            if v == 3 { assert!(held.iter().all(|slot| primary.acquire(*slot))); }
+            absent.clear();
+            absent.extend((0..keys.len()).filter(|at| slots[*at].is_none()));
+            let ks: Vec<Key> = absent.iter().map(|at| keys[*at]).collect();
+            evicted.clear();
+            let mut new = Vec::new();
+            assert!(primary.insert_all_writing(&ks, &mut new, &mut evicted));
+            for s in &new { primary.publish(*s); }
+            primary.touch(&new);
+            if v == 3 { assert!(held.iter().all(|slot| primary.release(*slot))); }
+            let used: Vec<SlotId> = held.iter().rev().copied().collect();
+            primary.touch(&used);
+            let all: Vec<SlotId> = keys.iter().rev().filter_map(|k| primary.find(k)).collect();
+            let _ = all;
         }
-        assert!(held.iter().all(|slot| primary.release(*slot)));
-        let used: Vec<SlotId> = slots.iter().rev().flatten().copied().collect();
-        primary.touch(&used);
     }
     assert_eq!((primary.writing(), primary.readers(), primary.limbo()), (0, 0, 0));
     100.0 * hits as f64 / trace.references as f64

@@ -11,6 +11,7 @@
 //! | `catalog` | the catalog's entries over the lives of processes |
 //! | `life`, `world` | one process; its crashes and restarts |
 //! | `engine` | requests: look up, load, store, finish |
+//! | `ending`, `survival` | how a run ends, and that what was stored is there afterwards |
 //! | [`model`], `check` | what must hold |
 //! | [`rng`], [`settings`], [`trace`] | chance, what a seed decides once, what tells two runs apart |
 //!
@@ -21,6 +22,7 @@ mod catalog;
 mod check;
 pub mod counts;
 pub mod disk;
+mod ending;
 mod engine;
 pub mod failure;
 mod life;
@@ -29,6 +31,7 @@ pub mod model;
 pub mod rng;
 mod run;
 pub mod settings;
+mod survival;
 mod tier;
 pub mod trace;
 mod world;
@@ -36,3 +39,4 @@ mod world;
 pub use counts::Counts;
 pub use failure::{Failure, Reason};
 pub use run::{Outcome, Run, run};
+pub use survival::survive;

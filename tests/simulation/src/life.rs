@@ -9,7 +9,7 @@ use terrace_primary::{Key, Region};
 use terrace_tiering::TieringOffloadingManager;
 use terrace_tiers::catalog::{CatalogStore, NoCatalog};
 use terrace_tiers::nvme::{InlinePort, NvmeOptions, ShardOptions, ShardPort};
-use terrace_tiers::{Clock, ManualClock, NvmeTier, Time};
+use terrace_tiers::{Clock, ManualClock, MemoryTier, NvmeTier, SecondaryTier, Time};
 
 use crate::catalog::CatalogDisk;
 use crate::disk::Disk;
@@ -51,9 +51,7 @@ impl Life {
     /// Starts a process. Panics where the real one would refuse its configuration: settings are drawn legal.
     pub(crate) fn start(settings: &Settings, start: &Start<'_>) -> Self {
         let config = &settings.config;
-        let Some(TierKind::Nvme(nvme)) = config.tiers.first().map(|tier| &tier.kind) else {
-            panic!("the first tier of the settings is NVMe")
-        };
+        let nvme = settings.nvme();
         let namespace = namespace_digest(start.namespace);
         let clock = Arc::new(start.clock.clone());
         let ports = (0..nvme.paths.len()).map(|root| -> Box<dyn ShardPort> {
@@ -81,7 +79,15 @@ impl Life {
         };
         let tier = NvmeTier::with_ports(options, ports.collect(), catalog);
         let tier = SharedTier::new(tier.unwrap_or_else(|error| panic!("the tier does not open: {error}")));
-        let manager = TieringOffloadingManager::new(config, vec![Box::new(tier.clone())], clock);
+        let tiers = config.tiers.iter().map(|configured| -> Box<dyn SecondaryTier> {
+            match &configured.kind {
+                TierKind::Memory(memory) => {
+                    Box::new(MemoryTier::new(&configured.name, *memory, Arc::clone(start.region)))
+                }
+                TierKind::Nvme(_) => Box::new(tier.clone()),
+            }
+        });
+        let manager = TieringOffloadingManager::new(config, tiers.collect(), clock);
         Self {
             manager: manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")),
             tier,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use terrace_config::{
-    AdmissionConfig, BreakerConfig, Choice, Config, Deadlines, Geometry, Limits, Namespace, NvmeConfig, Policy,
+    AdmissionConfig, BreakerConfig, Choice, Config, Deadlines, Geometry, Limits, MemoryConfig, Namespace, NvmeConfig, Policy,
     PrimaryConfig, TierConfig, TierKind,
 };
 
@@ -74,6 +74,22 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// The NVMe tier's configuration.
+    pub fn nvme(&self) -> &NvmeConfig {
+        let kinds = self.config.tiers.iter().map(|tier| &tier.kind);
+        let found = kinds.filter_map(|kind| if let TierKind::Nvme(nvme) = kind { Some(nvme) } else { None }).next();
+        found.unwrap_or_else(|| panic!("settings always have an NVMe tier"))
+    }
+
+    /// The same, to change it between two lives.
+    pub fn nvme_mut(&mut self) -> &mut NvmeConfig {
+        let kinds = self.config.tiers.iter_mut().map(|tier| &mut tier.kind);
+        let found = kinds.filter_map(|kind| if let TierKind::Nvme(nvme) = kind { Some(nvme) } else { None }).next();
+        found.unwrap_or_else(|| panic!("settings always have an NVMe tier"))
+    }
+}
+
 fn config(rng: &mut Rng, geometry: Geometry) -> Config {
     let seconds = |rng: &mut Rng, from: u64, to: u64| Duration::from_millis(rng.between(from * 1000, to * 1000));
     let lookup = seconds(rng, 1, 3);
@@ -107,8 +123,21 @@ fn config(rng: &mut Rng, geometry: Geometry) -> Config {
             drain: seconds(rng, 1, 4),
         },
         breaker: BreakerConfig { failures: rng.between(1, 5) as u32, cooldown: seconds(rng, 1, 5) },
-        tiers: vec![TierConfig { name: "nvme".into(), backfill: rng.chance(500), kind: TierKind::Nvme(nvme(rng, geometry)) }],
+        tiers: tiers(rng, geometry),
     }
+}
+
+/// NVMe, sometimes below a memory tier.
+fn tiers(rng: &mut Rng, geometry: Geometry) -> Vec<TierConfig> {
+    let mut tiers = Vec::new();
+    if rng.chance(250) {
+        let capacity_bytes = u64::from(geometry.block_bytes) * rng.between(1, 12);
+        let kind = TierKind::Memory(MemoryConfig { capacity_bytes });
+        tiers.push(TierConfig { name: "memory".into(), backfill: rng.chance(500), kind });
+    }
+    let kind = TierKind::Nvme(nvme(rng, geometry));
+    tiers.push(TierConfig { name: "nvme".into(), backfill: rng.chance(500), kind });
+    tiers
 }
 
 fn nvme(rng: &mut Rng, geometry: Geometry) -> NvmeConfig {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_config::TierKind;
 use terrace_primary::Region;
 use terrace_tiering::RequestId;
 use terrace_tiers::{Clock, ManualClock};
@@ -39,6 +38,8 @@ pub(crate) struct World {
     pub(crate) counts: Counts,
     pub(crate) file_bytes: u64,
     pub(crate) buffer: Vec<u8>,
+    /// The next life starts with the catalog as it was left.
+    pub(crate) keep_catalog: bool,
     verify_crc: bool,
 }
 
@@ -55,10 +56,7 @@ impl World {
     pub(crate) fn new(settings: Settings, mut rng: Rng, trace: SharedTrace, verify_crc: bool) -> Self {
         let clock = ManualClock::default();
         let geometry = settings.config.geometry;
-        let roots = match settings.config.tiers.first().map(|tier| &tier.kind) {
-            Some(TierKind::Nvme(nvme)) => nvme.paths.clone(),
-            _ => Vec::new(),
-        };
+        let roots = settings.nvme().paths.clone();
         let disk = Disk::new(roots, clock.clone(), rng.fork("disk"), trace.clone());
         disk.set_faults(settings.faults.clone(), settings.disorder);
         let region = memory::region(&geometry, &mut rng);
@@ -87,6 +85,7 @@ impl World {
             next_request: 1,
             counts: Counts::default(),
             buffer: Vec::new(),
+            keep_catalog: false,
             verify_crc,
         }
     }
@@ -200,6 +199,9 @@ impl World {
         let how = match end {
             End::Shutdown => {
                 self.counts.restarts += 1;
+                if self.rng.chance(500) {
+                    self.drain();
+                }
                 self.life.manager.shutdown();
                 Crash::Kill
             }
@@ -222,16 +224,26 @@ impl World {
         self.start_life();
     }
 
+    /// Lets the manager finish what it can in reasonable time, as before a clean stop.
+    fn drain(&mut self) {
+        for _ in 0..50 {
+            self.clock.advance(Duration::from_millis(5));
+            self.disk.run();
+            if self.life.manager.drain() {
+                break;
+            }
+        }
+    }
+
     fn start_life(&mut self) {
         if self.settings.capacity_changes && self.rng.chance(500) {
             let file_bytes = self.file_bytes;
             let capacity_bytes = file_bytes * self.rng.between(3, 60) + self.rng.below(file_bytes);
-            if let Some(TierKind::Nvme(nvme)) = self.settings.config.tiers.first_mut().map(|tier| &mut tier.kind) {
-                nvme.capacity_bytes = capacity_bytes;
-            }
+            self.settings.nvme_mut().capacity_bytes = capacity_bytes;
         }
-        let catalog = self.settings.catalog && !self.rng.chance(100);
-        if !catalog || self.rng.chance(100) {
+        // A process that does not use the catalog leaves it behind, and worthless.
+        let catalog = self.settings.catalog && (self.keep_catalog || !self.rng.chance(100));
+        if !catalog || (!self.keep_catalog && self.rng.chance(100)) {
             self.catalog.lose();
         }
         let namespace = self.rng.below(u64::from(self.settings.namespaces)) as u8;
@@ -245,85 +257,5 @@ impl World {
             verify_crc: self.verify_crc,
         };
         self.life = Life::start(&self.settings, &start);
-    }
-
-    /// Ends every request, heals the disk, and lets every deadline pass: then nothing may be left.
-    pub(crate) fn come_to_rest(&mut self) -> Result<(), Reason> {
-        let release = self.rng.chance(500);
-        self.disk.heal(release);
-        while let Some(id) = self.requests.keys().next().copied() {
-            if let Some(mut request) = self.requests.remove(&id) {
-                if !request.finished {
-                    self.finish(id, &mut request)?;
-                }
-                if matches!(request.phase, Phase::Loading { .. } | Phase::Storing { .. }) {
-                    self.requests.insert(id, request);
-                    self.advance_request(id)?;
-                }
-            }
-        }
-        // Longer than every deadline; then as long as cascades wait for a tier that does not know its files yet.
-        for second in 0..600 {
-            self.clock.advance(Duration::from_secs(1));
-            self.disk.run();
-            self.end_step()?;
-            if second > 60 && !self.life.manager.has_pending_work() {
-                break;
-            }
-        }
-        self.check_quiet()
-    }
-
-    /// A clean restart on a healed disk: the capacity holds to the byte, and what is found has the right bytes.
-    pub(crate) fn read_back(&mut self) -> Result<(), Reason> {
-        self.catalog.lose();
-        self.end_life(End::Shutdown);
-        // One file a step at the least, then some steps to trim.
-        for _ in 0..400 {
-            self.clock.advance(Duration::from_millis(10));
-            self.disk.run();
-            self.life.manager.end_step();
-        }
-        if !self.life.tier.lock().is_known() {
-            return Err(Reason::Unresolved("the tier does not know its files 4 s after its start on a healed disk".into()));
-        }
-        self.life.inherited_bytes = 0;
-        self.check_capacity(0)?;
-        let found = self.look_up_all()?;
-        self.counts.read_back += found;
-        self.come_to_rest()
-    }
-
-    /// Looks every block up that was ever stored in this namespace; how many were found.
-    pub(crate) fn look_up_all(&mut self) -> Result<u64, Reason> {
-        use terrace_tiering::{Lookup, LookupMode, RequestContext, TierFilter};
-        let mut found = 0;
-        for key in self.model.all_stored(self.life.namespace) {
-            let id = RequestId(self.next_request);
-            self.next_request += 1;
-            let begun = self.life.manager.begin_request(RequestContext { id, tiers: TierFilter::ALL });
-            begun.map_err(|error| Reason::Contract(format!("begin_request: {error}")))?;
-            let mut answers = Vec::new();
-            for _ in 0..1000 {
-                let looked = self.life.manager.lookup(id, &[key], LookupMode::Each, &mut answers);
-                looked.map_err(|error| Reason::Contract(format!("lookup: {error}")))?;
-                if !answers.iter().any(|answer| answer.is_unresolved()) {
-                    break;
-                }
-                self.clock.advance(Duration::from_millis(5));
-                self.disk.run();
-                self.end_step()?;
-            }
-            match answers.first() {
-                Some(Lookup::Hit) => {
-                    self.check_hit(&key)?;
-                    found += 1;
-                }
-                Some(Lookup::Miss) => {}
-                _ => return Err(Reason::Unresolved(format!("{key} after 5 s on a healed disk"))),
-            }
-            self.life.manager.finish_request(id);
-        }
-        Ok(found)
     }
 }

@@ -5,10 +5,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use terrace_simulation::{Counts, Reason, Run, run};
+use terrace_simulation::{Counts, Reason, Run, run, survive};
 
 const SEEDS: u64 = 1000;
-const STEPS: u32 = 300;
+const STEPS: u32 = 600;
 
 fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -88,6 +88,19 @@ fn a_seed_always_runs_the_same_way() {
         assert_eq!(first.counts, second.counts, "seed {seed}");
         assert_ne!(first.digest, run(&Run::new(seed + 1000, STEPS)).digest, "the digest says nothing");
     }
+}
+
+#[test]
+fn what_was_stored_is_found_again() {
+    let mut counts = Counts::default();
+    for seed in 0..60 {
+        match survive(seed) {
+            Ok(survived) => counts.add(&survived),
+            Err(reason) => panic!("seed {seed}: {reason}"),
+        }
+    }
+    println!("{counts}");
+    assert!(counts.promoted > 5000 && counts.evicted > 1000, "{counts}");
 }
 
 #[test]

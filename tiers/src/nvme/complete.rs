@@ -84,18 +84,35 @@ impl NvmeTier {
                 self.capacity.settle(op.bytes, bytes);
                 Ok(placed.crc32)
             }
-            (Ok(_), None) => {
-                // Lost to a load that found the old file damaged. The new one is nobody's; the next scan finds it.
-                self.capacity.release(op.bytes);
-                self.catalog.distrust();
-                Err(Fault::Absent)
-            }
+            (Ok(placed), None) => self.replaced_nothing(&op, placed),
             (Err(fault), _) => {
                 self.capacity.release(op.bytes);
                 Err(fault)
             }
         };
         self.report(op.job, op.index, if op.abandoned { Err(Fault::Expired) } else { outcome });
+    }
+
+    /// A load has found the old file damaged meanwhile, and the block is out of the index; the new file is sound.
+    fn replaced_nothing(&mut self, op: &Op, placed: Placed) -> Result<u32, Fault> {
+        let Some(name) = op.name.as_deref().copied() else { return Err(Fault::Absent) };
+        self.capacity.release(op.bytes);
+        if self.index.find(&name.key).is_some() {
+            // It is being stored once more, to the same name.
+            return Err(Fault::Absent);
+        }
+        let generation = self.catalog.generation();
+        if !op.abandoned
+            && let Some(row) = self.index.insert_storing(&name.key, op.lane, generation)
+        {
+            let bytes = self.set_stored(row, placed);
+            self.capacity.charge(bytes);
+            Ok(placed.crc32)
+        } else {
+            self.capacity.charge(placed.allocated_bytes);
+            self.remove_file(op.lane, name, placed.allocated_bytes);
+            Err(Fault::Full)
+        }
     }
 
     fn loaded(&mut self, op: Op, result: Result<Placed, Fault>) {
@@ -107,6 +124,7 @@ impl NvmeTier {
                 && row.crc().is_none()
             {
                 row.set_crc(Some(placed.crc32));
+                row.flags |= DIRTY;
             }
         }
         let outcome = match result {

@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::index::UNSEEN;
+use super::index::{DIRTY, UNSEEN};
 use super::lane::Scan;
 use super::order::RankOrder;
 use super::port::{BlockName, ScannedBlock};
@@ -245,7 +245,9 @@ impl NvmeTier {
         let unseen = place.flags & UNSEEN != 0;
         let before = place.allocated_bytes();
         if place.lane == lane && unseen {
-            place.flags &= !UNSEEN;
+            // The file may be newer than the entry: what the entry says is not to be believed by a later life either.
+            place.flags = place.flags & !UNSEEN | DIRTY;
+            place.set_crc(None);
             place.set_allocated_bytes(found.allocated_bytes);
             let after = place.allocated_bytes();
             self.capacity.release(before);

@@ -42,7 +42,7 @@ pub(crate) struct Op {
     pub(crate) bytes: u64,
     /// Stores of the same block that get the same outcome: job and place in it.
     pub(crate) followers: Vec<(u32, u32)>,
-    /// Removes: whose file.
+    /// Removes and replacements: whose file.
     pub(crate) name: Option<Box<BlockName>>,
 }
 

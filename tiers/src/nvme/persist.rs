@@ -45,19 +45,22 @@ impl NvmeTier {
         }
     }
 
-    /// Writes every use that the catalog does not know, until `deadline`. Waits.
-    pub(super) fn persist_all(&mut self, deadline: Time) {
+    /// Writes everything that the catalog does not know, until `deadline`. Waits. False: the time was too short.
+    pub(super) fn persist_all(&mut self, deadline: Time) -> bool {
         for row in 0..self.index.rows_seen() {
-            while self.catalog.room() == 0 {
+            if row.is_multiple_of(SWEEP_ROWS) {
                 self.catalog.flush();
-                if self.clock.now() >= deadline {
-                    return;
+                while self.catalog.room() < SWEEP_ROWS as usize {
+                    if self.clock.now() >= deadline {
+                        return false;
+                    }
+                    std::thread::sleep(QUEUE_PAUSE);
                 }
-                std::thread::sleep(QUEUE_PAUSE);
             }
             self.persist_row(row);
         }
         self.catalog.flush();
+        true
     }
 
     fn persist_row(&mut self, row: u32) {

@@ -80,24 +80,35 @@ impl NvmeTier {
             return self.report(job, index, Ok(crc32));
         }
         // Nobody knows the CRC of what is stored: it came from a scan. Writing it again makes it known.
-        let bytes = self.capacity.block_bytes();
-        if !self.capacity.fits(bytes) || known.users == u16::MAX {
+        if known.users == u16::MAX {
             self.stats.full += 1;
             return self.report(job, index, Err(Fault::Full));
         }
-        self.capacity.charge(bytes);
-        if let Some(row) = self.index.get_mut(row) {
-            row.users += 1;
-        }
-        let op = Op { job, index, row, epoch: known.epoch, bytes, ..Op::new(OpKind::Replace, known.lane) };
+        // In use from here on: it is not its own victim.
+        self.set_users(row, known.users + 1);
+        let Some(room) = self.room_beside(known.lane) else {
+            self.set_users(row, known.users);
+            self.stats.full += 1;
+            return self.report(job, index, Err(Fault::Full));
+        };
+        self.capacity.charge(room.bytes);
+        let name = Some(Box::new(self.name_of(&block.key)));
+        let op =
+            Op { job, index, row, epoch: known.epoch, bytes: room.bytes, name, ..Op::new(OpKind::Replace, known.lane) };
         self.start(op, |ticket| Command::Store {
             ticket,
             key: block.key,
             slot: block.slot,
             crc32: None,
-            recycle: None,
+            recycle: room.recycle,
             deadline,
         });
+    }
+
+    fn set_users(&mut self, row: u32, users: u16) {
+        if let Some(row) = self.index.get_mut(row) {
+            row.users = users;
+        }
     }
 
     pub(super) fn start_load(&mut self, job: u32, index: u32, block: &LoadBlock, deadline: Time) {
@@ -139,6 +150,23 @@ impl NvmeTier {
         None
     }
 
+    /// Room for a second copy of a block, in its own directory: it takes the first one's place there.
+    fn room_beside(&mut self, lane: u8) -> Option<Room> {
+        let block_bytes = self.capacity.block_bytes();
+        if self.capacity.fits(block_bytes) {
+            return Some(Room { lane, recycle: None, bytes: block_bytes });
+        }
+        let row = self.index.victim(lane)?;
+        let bytes = self.index.get(row)?.allocated_bytes();
+        let charge = self.capacity.file_bytes().max(bytes);
+        if !self.capacity.fits(charge - bytes) {
+            return None;
+        }
+        let (name, bytes) = self.evict(row)?;
+        self.capacity.release(bytes);
+        Some(Room { lane, recycle: Some(name), bytes: charge })
+    }
+
     /// The next file to go, in `lane` if one is there, else in another. Strangers go first, unless a row is what is short. It is out
     /// of the index, and its bytes are still counted.
     fn take_victim(&mut self, lane: u8) -> Option<(u8, BlockName, u64)> {
@@ -152,9 +180,15 @@ impl NvmeTier {
             }
         }
         let (lane, row) = lanes().find_map(|lane| self.index.victim(lane).map(|row| (lane, row)))?;
-        let (name, bytes) = self.forget(row)?;
-        self.stats.evicted += 1;
+        let (name, bytes) = self.evict(row)?;
         Some((lane, name, bytes))
+    }
+
+    /// Takes a block out of the index to make room. Its file's bytes stay counted.
+    fn evict(&mut self, row: u32) -> Option<(BlockName, u64)> {
+        let answer = self.forget(row)?;
+        self.stats.evicted += 1;
+        Some(answer)
     }
 
     /// A file of the lane that is not in the index.

@@ -384,8 +384,8 @@ impl SecondaryTier for NvmeTier {
             );
             self.unclean = true;
         }
-        self.persist_all(start.plus(within));
-        let clean = !self.unclean && self.fill.is_over();
+        let written = self.persist_all(start.plus(within));
+        let clean = written && !self.unclean && self.fill.is_over();
         self.catalog.shutdown(clean, left(&*self.clock).max(Duration::from_millis(100)));
     }
 

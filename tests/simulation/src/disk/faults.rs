@@ -73,6 +73,13 @@ kinds! {
 /// Number of kinds.
 pub const KIND_COUNT: usize = KINDS.len();
 
+impl Kind {
+    /// Whether it can leave a file, or bytes in one, that no answer of the device tells of.
+    pub const fn is_untold(self) -> bool {
+        matches!(self, Self::WriteMisdirected | Self::WriteDuplicated | Self::RenameLost | Self::FileCut)
+    }
+}
+
 /// The faults of one seed: which kinds, how often each, how often so far.
 #[derive(Clone, Debug)]
 pub struct Faults {

@@ -169,6 +169,12 @@ impl Disk {
         state.files.flush(changes, |_| rng.chance(500));
     }
 
+    /// Puts everything on the medium.
+    pub fn flush(&self) {
+        let state = &mut *self.lock();
+        state.files.flush(usize::MAX, |_| true);
+    }
+
     /// Bytes that all files take.
     pub fn used_bytes(&self) -> u64 {
         self.lock().files.used_bytes()
