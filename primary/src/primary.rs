@@ -255,26 +255,6 @@ impl Primary {
         Some(slot)
     }
 
-    /// x
-    pub fn insert_all_writing(&mut self, keys: &[Key], slots: &mut Vec<SlotId>, evicted: &mut Vec<Key>) -> bool {
-        let n = keys.len() as u32;
-        if n > self.free + self.evictable {
-            self.stats.room_refused += 1;
-            return false;
-        }
-        for key in keys.iter().rev() {
-            self.policy.expect(self.table.fingerprint(key.as_bytes()));
-            if !self.make_room(1, evicted) { return false; }
-            slots.extend(self.insert_writing(key));
-        }
-        true
-    }
-
-    /// x
-    pub fn expect(&mut self, key: &Key) {
-            self.policy.expect(self.table.fingerprint(key.as_bytes()));
-    }
-
     /// `Writing -> Ready`: the bytes are there.
     pub fn publish(&mut self, slot: SlotId) -> bool {
         if !self.expect_writing(slot) {

@@ -56,7 +56,8 @@ impl TieringOffloadingManager {
     /// No block of `keys` is evicted for another. The slots are *writing* until `complete_store`. A key that stands twice is stored once.
     ///
     /// `Ok(true)`: `plan` says what to store, perhaps nothing. `Ok(false)`: no room, and nothing was changed; with
-    /// `allow_partial` the leading part that fits is taken instead, and `Ok(false)` means that not one block fits.
+    /// `allow_partial` the leading part is taken instead: what fits, or less where the policy would rather keep other blocks than the
+    /// run's tail; `Ok(false)` then means that not one block fits.
     pub fn prepare_store(
         &mut self,
         id: RequestId,
@@ -144,13 +145,7 @@ impl TieringOffloadingManager {
     /// Inserts `plan.store`, evicting one block for each that finds no free slot. One by one and the tail first, so that a policy which
     /// adapts sees the order in which the request uses its blocks. With `allow_partial` the head of the run may displace its tail: where
     /// the policy finds that better than evicting another block, or nothing else can be evicted.
-    fn insert_stores(
-        &mut self,
-        id: RequestId,
-        keys: &[Key],
-        allow_partial: bool,
-        plan: &mut StorePlan,
-    ) {
+    fn insert_stores(&mut self, id: RequestId, keys: &[Key], allow_partial: bool, plan: &mut StorePlan) {
         let StorePlan { store, slots, evicted } = plan;
         let wanted = store.len();
         let evicts = (self.primary.free() as usize) < wanted;

@@ -19,8 +19,6 @@ pub struct ArcPolicy {
     slots: u32,
     /// Slots that the blocks used once should have (`p` in the paper).
     target: u32,
-    /// The block that was expected last, if it was remembered as evicted: it will count as used again.
-    returning: Option<u64>,
 }
 
 /// Blocks used once since they came (`T1`).
@@ -37,7 +35,6 @@ impl ArcPolicy {
             ghosts: Ghosts::new(slots.saturating_add(slots / 4)),
             slots,
             target: 0,
-            returning: None,
         }
     }
 
@@ -70,26 +67,21 @@ impl ArcPolicy {
 }
 
 impl EvictionPolicy for ArcPolicy {
-    fn expect(&mut self, fingerprint: u64) {
+    fn insert(&mut self, slot: SlotId, fingerprint: u64) {
+        let Some(place) = self.fingerprints.get_mut(slot.index()) else { return };
+        *place = fingerprint;
         let (once, again) = (self.ghosts.len(List::Once), self.ghosts.len(List::Again));
         match self.ghosts.take(fingerprint) {
             Some(List::Once) => {
                 self.target = self.target.saturating_add((again / once.max(1)).max(1)).min(self.slots);
+                AGAIN.push(&mut self.links, slot);
             }
-            Some(List::Again) => self.target = self.target.saturating_sub((once / again.max(1)).max(1)),
-            None => return,
+            Some(List::Again) => {
+                self.target = self.target.saturating_sub((once / again.max(1)).max(1));
+                AGAIN.push(&mut self.links, slot);
+            }
+            None => ONCE.push(&mut self.links, slot),
         }
-        self.returning = Some(fingerprint);
-    }
-
-    fn insert(&mut self, slot: SlotId, fingerprint: u64) {
-        let Some(place) = self.fingerprints.get_mut(slot.index()) else { return };
-        *place = fingerprint;
-        if self.returning != Some(fingerprint) {
-            self.expect(fingerprint);
-        }
-        let aged = if self.returning.take() == Some(fingerprint) { AGAIN } else { ONCE };
-        aged.push(&mut self.links, slot);
         self.trim();
     }
 
@@ -142,7 +134,6 @@ impl EvictionPolicy for ArcPolicy {
         self.links.clear();
         self.ghosts.clear();
         self.target = 0;
-        self.returning = None;
     }
 
     fn tracked(&self) -> u32 {

@@ -20,8 +20,6 @@ impl LruPolicy {
 }
 
 impl EvictionPolicy for LruPolicy {
-    fn expect(&mut self, _fingerprint: u64) {}
-
     fn insert(&mut self, slot: SlotId, _fingerprint: u64) {
         self.aged.push(&mut self.links, slot);
     }

@@ -17,9 +17,6 @@ pub use lru::LruPolicy;
 ///
 /// No call allocates: everything is taken when the policy is made.
 pub trait EvictionPolicy: Send {
-    /// A block named by `fingerprint` is about to be inserted, and room is made for it first if there is none.
-    fn expect(&mut self, fingerprint: u64);
-
     /// Tracks `slot`, which got a block that was used once, and makes it the most recent. `fingerprint` names the block: a
     /// policy that remembers evicted blocks knows it again.
     fn insert(&mut self, slot: SlotId, fingerprint: u64);

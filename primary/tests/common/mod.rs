@@ -1,6 +1,6 @@
 //! Real request traces, replayed on the block table alone.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
@@ -59,13 +59,15 @@ pub fn key(block: u32) -> Key {
 
 /// Hits in percent of block references, as the traces' page counts them: requests one at a time; the leading run of resident blocks
 /// is the hit; then every block is used, present ones touched and absent ones stored, and the head ends as the most recent.
+///
+/// The calls are those that the manager makes for a load, a store and the end of a request.
 pub fn hit_percent(trace: &Trace, share_percent: u64, policy: Policy, store_threshold: u32) -> f64 {
     let blocks = ((trace.unique * share_percent) as f64 / 100.0).round() as u32;
     let mut primary = Primary::new(blocks, 32, policy);
     let tracker_entries = trace.unique as u32;
     let mut admission = Admission::new(&AdmissionConfig { store_threshold, tracker_entries });
-    let (mut hits, mut evicted) = (0, Vec::new());
-    let (mut keys, mut slots, mut absent): (Vec<Key>, Vec<Option<SlotId>>, Vec<usize>) = Default::default();
+    let (mut hits, mut evicted, mut displaced) = (0, Vec::new(), Vec::new());
+    let (mut keys, mut slots): (Vec<Key>, Vec<Option<SlotId>>) = Default::default();
     for request in &trace.requests {
         keys.clear();
         keys.extend(request.iter().map(|block| key(*block)));
@@ -74,45 +76,29 @@ pub fn hit_percent(trace: &Trace, share_percent: u64, policy: Policy, store_thre
             slots.push(found.map(|(slot, _)| slot));
             ControlFlow::Continue(())
         });
-        let run = slots.iter().take_while(|slot| slot.is_some()).count();
-        hits += run as u64;
-
-        let v: u32 = std::env::var("V").map_or(0, |v| v.parse().unwrap());
-        let _ = &mut absent;
-        if v == 1 || v == 2 {
-            // classic: tail to head, each access alone; 2: adapt first
-            for at in (0..keys.len()).rev() {
-                match primary.find(&keys[at]) {
-                    Some(slot) => { primary.touch(&[slot]); primary.touch(&[]); }
-                    None => {
-                        evicted.clear();
-                        if v == 2 { primary.expect(&keys[at]); }
-                        assert!(primary.make_room(1, &mut evicted));
-                        let slot = primary.insert_writing(&keys[at]).unwrap();
-                        primary.publish(slot);
-                        primary.touch(&[slot]);
-                    }
+        let loaded: Vec<SlotId> = slots.iter().map_while(|slot| *slot).collect();
+        hits += loaded.len() as u64;
+        assert!(loaded.iter().all(|slot| primary.acquire(*slot)));
+        primary.touch_early(loaded.iter().rev().copied());
+        let mut stored: HashMap<SlotId, usize> = HashMap::new();
+        for (at, key) in keys.iter().enumerate().rev() {
+            if slots[at].is_none() && admission.offered(key) {
+                displaced.clear();
+                slots[at] = primary.insert_in_run(key, &mut evicted, &mut displaced);
+                for gone in displaced.iter().filter_map(|slot| stored.remove(slot)) {
+                    slots[gone] = None;
                 }
+                stored.extend(slots[at].map(|slot| (slot, at)));
             }
-        } else if v == 3 || v == 4 {
-            // 3: held; 4: not held (writing ones are)
-            let held: Vec<SlotId> = slots.iter().flatten().copied().collect();
-            if v == 3 { assert!(held.iter().all(|slot| primary.acquire(*slot))); }
-            absent.clear();
-            absent.extend((0..keys.len()).filter(|at| slots[*at].is_none()));
-            let ks: Vec<Key> = absent.iter().map(|at| keys[*at]).collect();
-            evicted.clear();
-            let mut new = Vec::new();
-            assert!(primary.insert_all_writing(&ks, &mut new, &mut evicted));
-            for s in &new { primary.publish(*s); }
-            primary.touch(&new);
-            if v == 3 { assert!(held.iter().all(|slot| primary.release(*slot))); }
-            let used: Vec<SlotId> = held.iter().rev().copied().collect();
-            primary.touch(&used);
-            let all: Vec<SlotId> = keys.iter().rev().filter_map(|k| primary.find(k)).collect();
-            let _ = all;
         }
+        evicted.clear();
+        let run: Vec<SlotId> = stored.into_keys().collect();
+        primary.end_run(&run);
+        assert!(run.iter().all(|slot| primary.publish(*slot)));
+        assert!(loaded.iter().all(|slot| primary.release(*slot)));
+        let used: Vec<SlotId> = keys.iter().rev().filter_map(|key| primary.find(key)).collect();
+        primary.touch(&used);
     }
-    assert_eq!((primary.writing(), primary.readers(), primary.limbo()), (0, 0, 0));
+    assert_eq!((primary.writing(), primary.readers(), primary.limbo(), primary.stats().misuse), (0, 0, 0, 0));
     100.0 * hits as f64 / trace.references as f64
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use terrace_primary::{BlockState, Key, SlotId};
 use terrace_tiering::Event;
-use terrace_tiers::Medium;
+use terrace_tiers::{Medium, SecondaryTier};
 
 use crate::disk::Kind;
 use crate::failure::Reason;
@@ -55,7 +55,20 @@ impl World {
             }
         }
         self.check_events(&readable)?;
+        self.check_publication()?;
         self.check_capacity(self.slack_bytes())
+    }
+
+    /// Under its final name a file is whole: where the device tells the truth and the power stays on, no copy is ever damaged,
+    /// whenever a process is killed.
+    fn check_publication(&self) -> Result<(), Reason> {
+        if self.counts.power_losses > 0 || !self.settings.faults.are_honest() {
+            return Ok(());
+        }
+        match self.life.tier.lock().stats().corrupt {
+            0 => Ok(()),
+            copies => Err(Reason::Contract(format!("{copies} damaged copies on an honest disk"))),
+        }
     }
 
     /// Who follows the events knows what is readable in the primary.

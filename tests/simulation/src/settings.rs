@@ -25,6 +25,8 @@ pub struct Settings {
     pub weather_per_mille: u32,
     /// Steps out of a thousand that end in a crash.
     pub crash_per_mille: u32,
+    /// Crashes out of a thousand in which the power fails; in the others the process is killed.
+    pub power_loss_per_mille: u32,
     /// Steps out of a thousand that end in a clean restart.
     pub restart_per_mille: u32,
     /// Whether lives have a catalog.
@@ -61,6 +63,7 @@ impl Settings {
             faults: if calm { Faults::none() } else { Faults::draw(rng) },
             weather_per_mille: if calm { 0 } else { [0, 0, 5, 15][rng.index(4)] },
             crash_per_mille: if calm { 0 } else { [0, 3, 6, 12][rng.index(4)] },
+            power_loss_per_mille: [0, 500, 500, 900][rng.index(4)],
             restart_per_mille: [0, 2, 5][rng.index(3)],
             catalog: rng.chance(500),
             namespaces: rng.between(1, 2) as u8,

@@ -102,7 +102,7 @@ impl World {
         let dice = self.rng.below(1000) as u32;
         let Settings { crash_per_mille, restart_per_mille, .. } = self.settings;
         if dice < crash_per_mille {
-            let how = if self.rng.chance(500) { Crash::Kill } else { Crash::PowerLoss };
+            let how = if self.rng.chance(self.settings.power_loss_per_mille) { Crash::PowerLoss } else { Crash::Kill };
             self.end_life(End::Crash(how));
         } else if dice < crash_per_mille + restart_per_mille {
             self.end_life(End::Shutdown);

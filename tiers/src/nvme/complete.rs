@@ -52,12 +52,14 @@ impl NvmeTier {
             }
             (Err(fault), _) => {
                 self.index.remove(op.row);
-                self.capacity.release(op.bytes);
+                self.drop_charge(&op);
+                // A file may stand there all the same: a rename that failed may have been done, one that was given up too; and a
+                // scan may have passed over a file of an earlier life, which the store was to replace.
+                let doubt = op.abandoned || matches!(fault, Fault::Io | Fault::Expired) || !self.fill.is_over();
                 if let Some(key) = key
-                    && !self.fill.is_over()
+                    && doubt
                     && !self.closed
                 {
-                    // The scan may have passed over a file of an earlier life, which the store was to replace.
                     let name = self.name_of(&key);
                     self.remove_file(op.lane, name, 0);
                 }
@@ -86,7 +88,7 @@ impl NvmeTier {
             }
             (Ok(placed), None) => self.replaced_nothing(&op, placed),
             (Err(fault), _) => {
-                self.capacity.release(op.bytes);
+                self.drop_charge(&op);
                 Err(fault)
             }
         };

@@ -42,6 +42,8 @@ pub(crate) struct Op {
     pub(crate) bytes: u64,
     /// Stores of the same block that get the same outcome: job and place in it.
     pub(crate) followers: Vec<(u32, u32)>,
+    /// Stores and replacements: whose file they were told to take over; `bytes` counts it.
+    pub(crate) victim: Option<BlockName>,
     /// Removes and replacements: whose file.
     pub(crate) name: Option<Box<BlockName>>,
 }
@@ -60,6 +62,7 @@ impl Op {
             attempts: 0,
             bytes: 0,
             followers: Vec::new(),
+            victim: None,
             name: None,
         }
     }

@@ -48,7 +48,8 @@ impl NvmeTier {
         };
         self.capacity.charge(room.bytes);
         let epoch = self.index.get(row).map_or(0, |row| row.epoch);
-        let op = Op { job, index, row, epoch, bytes: room.bytes, ..Op::new(OpKind::Store, room.lane) };
+        let (bytes, victim) = (room.bytes, room.recycle);
+        let op = Op { job, index, row, epoch, bytes, victim, ..Op::new(OpKind::Store, room.lane) };
         let ticket = self.start(op, |ticket| Command::Store {
             ticket,
             key: block.key,
@@ -93,8 +94,8 @@ impl NvmeTier {
         };
         self.capacity.charge(room.bytes);
         let name = Some(Box::new(self.name_of(&block.key)));
-        let op =
-            Op { job, index, row, epoch: known.epoch, bytes: room.bytes, name, ..Op::new(OpKind::Replace, known.lane) };
+        let (epoch, bytes, victim) = (known.epoch, room.bytes, room.recycle);
+        let op = Op { job, index, row, epoch, bytes, victim, name, ..Op::new(OpKind::Replace, known.lane) };
         self.start(op, |ticket| Command::Store {
             ticket,
             key: block.key,
@@ -221,6 +222,22 @@ impl NvmeTier {
         Some((name, bytes))
     }
 
+    /// A store has failed: whatever of its victim's file may be left is removed, and counted until then.
+    pub(super) fn drop_charge(&mut self, op: &Op) {
+        match op.victim {
+            Some(victim) if !self.closed && !self.is_stored_again(op.lane, &victim) => {
+                self.remove_file(op.lane, victim, op.bytes);
+            }
+            _ => self.capacity.release(op.bytes),
+        }
+    }
+
+    /// Whether a file belongs to a block of the index, so that its next store replaces it.
+    pub(super) fn is_stored_again(&self, lane: u8, name: &BlockName) -> bool {
+        let row = if name.namespace == self.namespace { self.index.find(&name.key) } else { None };
+        row.and_then(|row| self.index.get(row)).is_some_and(|row| row.lane == lane)
+    }
+
     /// Removes a file whose bytes are counted; they are until it is gone.
     pub(super) fn remove_file(&mut self, lane: u8, name: BlockName, bytes: u64) {
         self.leaving_bytes += bytes;
@@ -234,6 +251,11 @@ impl NvmeTier {
         self.leaving -= 1;
         match (result, op.name) {
             (Ok(()), _) => {
+                self.leaving_bytes -= op.bytes;
+                self.capacity.release(op.bytes);
+            }
+            // Once more would remove the new file.
+            (Err(_), Some(name)) if self.is_stored_again(op.lane, &name) => {
                 self.leaving_bytes -= op.bytes;
                 self.capacity.release(op.bytes);
             }

@@ -232,17 +232,10 @@ impl NvmeTier {
         expired || self.ops.get_mut(command.ticket()).is_none_or(|op| op.abandoned)
     }
 
-    /// Ends a command that no port has seen. A victim's file that it was to take over is removed instead.
+    /// Ends a command that no port has seen.
     fn drop_waiting(&mut self, command: Command) {
-        let ticket = command.ticket();
         let fault = if self.closed { Fault::Closed } else { Fault::Expired };
-        if let Command::Store { recycle: Some(name), .. } = command
-            && let Some(op) = self.ops.get_mut(ticket)
-        {
-            let (lane, bytes) = (op.lane, std::mem::take(&mut op.bytes));
-            self.remove_file(lane, name, bytes);
-        }
-        self.complete(ticket, Err(fault));
+        self.complete(command.ticket(), Err(fault));
     }
 
     fn poll_ports(&mut self) {

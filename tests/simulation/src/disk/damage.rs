@@ -1,6 +1,6 @@
 //! Damage to files at rest.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::faults::Kind;
 use super::files::Ino;
@@ -34,6 +34,13 @@ impl State {
         self.rng.pick(&blocks).cloned()
     }
 
+    /// A block of the same key in another namespace.
+    fn twin(&mut self, path: &Path) -> Option<PathBuf> {
+        let is_twin = |other: &&Path| *other != path && other.file_name() == path.file_name();
+        let twins: Vec<&Path> = self.files.all().map(|(path, _)| path).filter(is_twin).collect();
+        self.rng.pick(&twins).map(|path| path.to_path_buf())
+    }
+
     fn inflict(&mut self, kind: Kind) -> bool {
         let Some((path, ino)) = self.any_block() else { return false };
         let len = self.files.bytes(ino).map_or(0, <[u8]>::len);
@@ -49,7 +56,9 @@ impl State {
                 self.files.set_len(ino, shorter).is_ok()
             }
             _ => {
-                let Some((other, _)) = self.any_block() else { return false };
+                // The hardest to tell apart is the block of the same key in another namespace.
+                let twin = if self.rng.chance(500) { self.twin(&path) } else { None };
+                let Some(other) = twin.or_else(|| self.any_block().map(|(path, _)| path)) else { return false };
                 path != other && self.files.swap(&path, &other).is_ok()
             }
         }

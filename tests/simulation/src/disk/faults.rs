@@ -74,6 +74,15 @@ kinds! {
 pub const KIND_COUNT: usize = KINDS.len();
 
 impl Kind {
+    /// Whether the device tells the truth: what it reports done is done, what it failed it says so, and files stay as they are.
+    pub const fn is_honest(self) -> bool {
+        use Kind::*;
+        matches!(
+            self,
+            WriteError | NoSpace | ReadError | OpenError | CloseError | RenameError | RemoveError | FolderError | Slow | Hang | ToldLate
+        )
+    }
+
     /// Whether it can leave a file, or bytes in one, that no answer of the device tells of.
     pub const fn is_untold(self) -> bool {
         matches!(self, Self::WriteMisdirected | Self::WriteDuplicated | Self::RenameLost | Self::FileCut)
@@ -98,8 +107,9 @@ impl Faults {
     pub fn draw(rng: &mut Rng) -> Self {
         let mut faults = Self::none();
         let share = [0, 60, 60, 120, 120, 250, 250, 600][rng.index(8)];
-        for (rate, (_, most)) in faults.per_mille.iter_mut().zip(KINDS) {
-            if rng.chance(share) {
+        let honest = rng.chance(250);
+        for (rate, (kind, most)) in faults.per_mille.iter_mut().zip(KINDS) {
+            if rng.chance(share) && (kind.is_honest() || !honest) {
                 *rate = if rng.chance(500) { rng.skewed(u64::from(*most)) as u32 } else { rng.between(1, u64::from(*most)) as u32 };
             }
         }
@@ -111,6 +121,11 @@ impl Faults {
         let strikes = self.per_mille[kind as usize] > 0 && rng.chance(self.per_mille[kind as usize]);
         self.struck[kind as usize] += u64::from(strikes);
         strikes
+    }
+
+    /// Whether only honest kinds can strike, see [`Kind::is_honest`].
+    pub fn are_honest(&self) -> bool {
+        self.per_mille.iter().zip(KINDS).all(|(rate, (kind, _))| *rate == 0 || kind.is_honest())
     }
 
     /// From now on nothing goes wrong; the counts stay.
