@@ -33,7 +33,7 @@ fn trace(test: &str, name: &str) -> Option<PathBuf> {
 fn study(trace: &PathBuf, policy: &str, primary_blocks: u32, nvme_blocks: u32) -> serde_json::Value {
     let output = Command::new(env!("CARGO_BIN_EXE_terrace"))
         .args(["replay", "--json", "--no-bytes", "--gpu-prefix-cache", "off", "--concurrency", "1"])
-        .args(["--promotion-share", "1.0", "--policy", policy, "--trace"])
+        .args(["--policy", policy, "--trace"])
         .arg(trace)
         .args(["--primary-blocks", &primary_blocks.to_string(), "--nvme-blocks", &nvme_blocks.to_string()])
         .output()

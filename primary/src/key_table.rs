@@ -170,6 +170,11 @@ impl KeyTable {
         true
     }
 
+    /// Whether `key` is short enough for the table and not in it.
+    pub(crate) fn could_insert(&self, key: &Key) -> bool {
+        key.as_bytes().len() <= self.key_bytes && self.find(key.as_bytes()).is_none()
+    }
+
     /// The row of `key`.
     #[inline]
     pub fn find(&self, key: &[u8]) -> Option<u32> {

@@ -8,6 +8,8 @@ use terrace_config::Policy;
 use terrace_primary::{BlockState, Key, Primary, SlotId};
 
 const KEYS: u32 = 40;
+/// The origin of a block that its own run may displace.
+const OF_THIS_RUN: u8 = u8::MAX;
 
 fn key(number: u32) -> Key {
     Key::new(&[number as u8; 32], number % 2).expect("32 bytes")
@@ -16,6 +18,8 @@ fn key(number: u32) -> Key {
 #[derive(Clone, Debug)]
 enum Op {
     Insert(u32),
+    InsertInRun(u32),
+    EndRun(Vec<u32>),
     Room(u32),
     Publish(u32),
     Abort(u32),
@@ -25,6 +29,7 @@ enum Op {
     Release(u32),
     Remove(u32),
     Touch(Vec<u32>),
+    TouchEarly(Vec<u32>),
     SetCrc(u32, u32),
     SetOrigin(u32, u8),
 }
@@ -33,6 +38,8 @@ fn op(slots: u32) -> impl Strategy<Value = Op> {
     let slot = 0..slots;
     prop_oneof![
         30 => (0..KEYS).prop_map(Op::Insert),
+        30 => (0..KEYS).prop_map(Op::InsertInRun),
+        4 => prop::collection::vec(slot.clone(), 0..5).prop_map(Op::EndRun),
         12 => (0..slots + 2).prop_map(Op::Room),
         30 => slot.clone().prop_map(Op::Publish),
         4 => slot.clone().prop_map(Op::Abort),
@@ -42,6 +49,7 @@ fn op(slots: u32) -> impl Strategy<Value = Op> {
         20 => slot.clone().prop_map(Op::Release),
         4 => slot.clone().prop_map(Op::Remove),
         12 => prop::collection::vec(slot.clone(), 0..5).prop_map(Op::Touch),
+        12 => prop::collection::vec(slot.clone(), 0..5).prop_map(Op::TouchEarly),
         4 => (slot.clone(), any::<u32>()).prop_map(|(slot, crc)| Op::SetCrc(slot, crc)),
         4 => (slot, any::<u8>()).prop_map(|(slot, origin)| Op::SetOrigin(slot, origin)),
     ]
@@ -90,15 +98,20 @@ impl Model {
         }
     }
 
-    /// The oldest evictable slot; older ones are set aside.
-    fn oldest(&mut self) -> Option<u32> {
+    /// Whether a run may take the slot: evictable, or of the run itself.
+    fn may_leave(&self, slot: u32) -> bool {
+        self.evictable(slot) || self.blocks.get(&slot).is_some_and(|block| !block.ready && block.origin == OF_THIS_RUN)
+    }
+
+    /// The oldest slot that may leave; older ones are set aside.
+    fn oldest(&mut self, may_leave: impl Fn(&Self, u32) -> bool) -> Option<u32> {
         loop {
             let list = if self.overdue.is_empty() { &mut self.main } else { &mut self.overdue };
             if list.is_empty() {
                 return None;
             }
             let slot = list.remove(0);
-            if self.evictable(slot) {
+            if may_leave(self, slot) {
                 return Some(slot);
             }
             self.parked.push(slot);
@@ -138,6 +151,44 @@ fn run(slots: u32, policy: Policy, ops: Vec<Op>) -> Result<(), TestCaseError> {
                     model.main.push(slot);
                 }
             }
+            Op::InsertInRun(number) => {
+                let (mut evicted, mut displaced) = (Vec::new(), Vec::new());
+                let taken = primary.insert_in_run(&key(*number), &mut evicted, &mut displaced);
+                let absent = model.blocks.values().all(|block| block.key != *number);
+                let gone: Vec<u32> = match (&evicted[..], &displaced[..]) {
+                    ([], []) => vec![],
+                    ([victim], []) => {
+                        let held = |block: &Block| block.ready && key(block.key) == *victim;
+                        model.blocks.iter().filter(|(_, block)| held(block)).map(|(slot, _)| *slot).collect()
+                    }
+                    ([], [SlotId(slot)]) if !model.evictable(*slot) => vec![*slot],
+                    _ => return Err(TestCaseError::fail("more than one victim, or of two kinds")),
+                };
+                prop_assert_eq!(gone.len(), evicted.len() + displaced.len());
+                prop_assert!(gone.iter().all(|slot| model.may_leave(*slot)));
+                if absent && free == 0 && policy == Policy::Lru {
+                    prop_assert_eq!(model.oldest(Model::may_leave), gone.first().copied());
+                }
+                prop_assert_eq!(taken.is_some(), absent && (free > 0 || gone.len() == 1));
+                prop_assert!(gone.is_empty() || free == 0);
+                // Nothing was taken: nothing ready may have been there to take.
+                prop_assert!(taken.is_some() || !absent || (0..slots).all(|slot| !model.evictable(slot)));
+                gone.iter().for_each(|slot| model.forget(*slot));
+                if let Some(SlotId(slot)) = taken {
+                    prop_assert_eq!(model.state(slot), BlockState::Free);
+                    let block = Block { key: *number, ready: false, readers: 0, crc32: None, origin: OF_THIS_RUN };
+                    model.blocks.insert(slot, block);
+                    model.main.push(slot);
+                }
+            }
+            Op::EndRun(run) => {
+                primary.end_run(&run.iter().map(|slot| SlotId(*slot)).collect::<Vec<_>>());
+                for slot in run {
+                    let block = model.blocks.get_mut(slot);
+                    expect(true, block.is_some());
+                    block.into_iter().for_each(|block| block.origin = 0);
+                }
+            }
             Op::Room(n) => {
                 let missing = n.saturating_sub(free) as usize;
                 let evictable = (0..slots).filter(|slot| model.evictable(*slot)).count();
@@ -150,7 +201,7 @@ fn run(slots: u32, policy: Policy, ops: Vec<Op>) -> Result<(), TestCaseError> {
                     let slot = slot.ok_or_else(|| TestCaseError::fail("evicted what was not there"))?;
                     prop_assert!(model.evictable(slot));
                     if policy == Policy::Lru {
-                        prop_assert_eq!(model.oldest(), Some(slot));
+                        prop_assert_eq!(model.oldest(Model::evictable), Some(slot));
                     }
                     model.forget(slot);
                 }
@@ -204,8 +255,12 @@ fn run(slots: u32, policy: Policy, ops: Vec<Op>) -> Result<(), TestCaseError> {
                     model.forget(*slot);
                 }
             }
-            Op::Touch(touched) => {
-                primary.touch(&touched.iter().map(|slot| SlotId(*slot)).collect::<Vec<_>>());
+            Op::Touch(touched) | Op::TouchEarly(touched) => {
+                let ids = touched.iter().map(|slot| SlotId(*slot));
+                match op {
+                    Op::Touch(_) => primary.touch(&ids.collect::<Vec<_>>()),
+                    _ => primary.touch_early(ids),
+                }
                 for slot in touched {
                     if model.blocks.contains_key(slot) {
                         model.unrank(*slot);
@@ -286,6 +341,28 @@ fn a_generation_changes_with_every_block_that_leaves() {
             _ => assert!(primary.publish(slot) && primary.make_room(1, &mut Vec::new())),
         }
         assert!(!seen.contains(&primary.generation(slot)), "after block {number} left");
+    }
+}
+
+/// A run longer than what may be evicted keeps its head and loses its tail.
+#[test]
+fn a_long_run_displaces_its_own_tail() {
+    for policy in [Policy::Lru, Policy::Arc] {
+        let mut primary = Primary::new(4, 32, policy);
+        let kept = primary.insert_writing(&key(30)).expect("room");
+        assert!(primary.publish(kept) && primary.acquire(kept));
+        let (mut evicted, mut displaced) = (Vec::new(), Vec::new());
+        for number in (0..10).rev() {
+            assert!(primary.insert_in_run(&key(number), &mut evicted, &mut displaced).is_some(), "{policy:?}");
+        }
+        assert_eq!((evicted.len(), displaced.len()), (0, 7), "{policy:?}");
+        let resident: Vec<u32> = (0..10).filter(|number| primary.find(&key(*number)).is_some()).collect();
+        assert_eq!(resident, [0, 1, 2], "{policy:?}");
+        // Once the run has ended its blocks are safe.
+        let slots: Vec<SlotId> = resident.iter().filter_map(|number| primary.find(&key(*number))).collect();
+        primary.end_run(&slots);
+        assert_eq!(primary.insert_in_run(&key(20), &mut evicted, &mut displaced), None, "{policy:?}");
+        primary.check().expect("all agree");
     }
 }
 

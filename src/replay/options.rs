@@ -12,9 +12,11 @@ use crate::failure::BadInput;
 /// Requests of a replay of generated traffic, unless the user says otherwise.
 const GENERATED_REQUESTS: u64 = 3_000;
 /// Defaults of sizes, blocks.
-const PRIMARY_BLOCKS: u32 = 4_096;
+const PRIMARY_BLOCKS: u32 = 2_048;
 const NVME_BLOCKS: u32 = 65_536;
 const BLOCK_BYTES: u32 = 64 << 10;
+/// Too few for the generated sessions, as in real life.
+const GPU_BLOCKS_GENERATED: u32 = 512;
 const GPU_BLOCKS: u32 = 2_048;
 const GPU_BLOCKS_WITHOUT_BYTES: u32 = 65_536;
 
@@ -47,7 +49,7 @@ pub struct ReplayOptions {
     /// Configuration file; options given here win over it
     #[arg(long)]
     pub config: Option<PathBuf>,
-    /// Slots of the primary tier [default: 4096]
+    /// Slots of the primary tier [default: 2048]
     #[arg(long, conflicts_with = "primary_bytes")]
     pub primary_blocks: Option<u32>,
     /// Bytes of the primary tier, instead of blocks
@@ -74,7 +76,8 @@ pub struct ReplayOptions {
     /// Share of the primary tier that promotions may fill, 0 to 1
     #[arg(long)]
     pub promotion_share: Option<f64>,
-    /// GPU blocks of the modelled engine [default: 2048, without bytes 65536]
+    /// GPU blocks of the modelled engine [default: 512 for generated traffic, 2048 for a
+    /// trace, 65536 without bytes]
     #[arg(long)]
     pub gpu_blocks: Option<u32>,
     /// The engine's own prefix cache in the GPU
@@ -142,7 +145,11 @@ impl ReplayOptions {
 
     /// GPU blocks of the engine.
     pub fn gpu_blocks(&self) -> u32 {
-        self.gpu_blocks.unwrap_or(if self.no_bytes { GPU_BLOCKS_WITHOUT_BYTES } else { GPU_BLOCKS })
+        self.gpu_blocks.unwrap_or(match (self.no_bytes, &self.trace) {
+            (true, _) => GPU_BLOCKS_WITHOUT_BYTES,
+            (false, Some(_)) => GPU_BLOCKS,
+            (false, None) => GPU_BLOCKS_GENERATED,
+        })
     }
 
     /// Whether requests wait for cascades.

@@ -54,7 +54,11 @@ impl NvmeDir {
 
 impl Drop for NvmeDir {
     fn drop(&mut self) {
-        if let Self::Temporary(path) = self {
+        if let Self::Temporary(path) = self
+            && path.exists()
+        {
+            // Disks that discard what is freed take milliseconds a file.
+            eprintln!("removing {}", path.display());
             let _ = std::fs::remove_dir_all(path);
         }
     }

@@ -7,10 +7,11 @@ use crate::links::Links;
 use crate::slot::SlotId;
 
 /// Slots used once and slots used again, each by recency; what was evicted from either is remembered by its fingerprint, and
-/// tells which of the two deserves more room. About 40 bytes a slot.
+/// tells which of the two deserves more room. About 56 bytes a slot.
 ///
-/// Room is made for several blocks at once here, before it is known which they are. So the paper's order within one miss
-/// (adapt, evict, insert) becomes evict, adapt, insert: the target moves one batch later.
+/// Room is made here before it is known for which block. So the paper's order within one miss (adapt, evict, insert) becomes
+/// evict, adapt, insert: the target moves one miss later, which real traces do not notice. They do notice when room is made for
+/// a whole request at once (5 points of hits on coding agents with a small cache): make it block by block.
 pub struct ArcPolicy {
     links: Links,
     /// The fingerprint of the block in each slot.
@@ -32,6 +33,8 @@ impl ArcPolicy {
         Self {
             links: Links::new(slots, 2 * LISTS),
             fingerprints: vec![0; slots as usize],
+            // The paper keeps as many ghosts as there are free places in twice the cache: more than `slots` while room is made
+            // for several blocks.
             ghosts: Ghosts::new(slots.saturating_add(slots / 4)),
             slots,
             target: 0,

@@ -5,23 +5,19 @@ use crate::key::Key;
 use crate::slot::SlotId;
 use crate::state::RowWord;
 
-/// The origin of a block of the run that is being inserted.
+/// The origin of a block of the run that is being inserted; no tier has so high a number.
 const OF_THIS_RUN: u8 = u8::MAX;
 
 impl Primary {
     /// Takes a slot for `key` as [`Primary::insert_writing`] does. If none is free the policy picks a victim among the
     /// evictable blocks **and the blocks that this run has inserted before**: a long run that is used once displaces its own tail
     /// rather than what is used again and again. Evicted blocks are appended to `evicted`; a displaced one is gone as if it had been
-    /// aborted, and its slot, which is handed out again at once, is appended to `displaced`. `None`: no victim, or `insert_writing` refuses.
+    /// aborted, and its slot, which is handed out again at once, is appended to `displaced`. `None`, and
+    /// nothing is evicted: no victim, the key is present, or it is too long.
     ///
     /// A run is inserted tail first and ends with [`Primary::end_run`].
-    pub fn insert_in_run(
-        &mut self,
-        key: &Key,
-        evicted: &mut Vec<Key>,
-        displaced: &mut Vec<SlotId>,
-    ) -> Option<SlotId> {
-        if self.free == 0 && !self.take_victim(evicted, displaced) {
+    pub fn insert_in_run(&mut self, key: &Key, evicted: &mut Vec<Key>, displaced: &mut Vec<SlotId>) -> Option<SlotId> {
+        if self.free == 0 && !(self.table.could_insert(key) && self.take_victim(evicted, displaced)) {
             return None;
         }
         let slot = self.insert_writing(key)?;

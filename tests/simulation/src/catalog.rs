@@ -63,7 +63,8 @@ impl CatalogDisk {
         // After a crash the files may be newer than the entries: their CRCs are not to be believed.
         let clean = std::mem::take(&mut kept.clean);
         let believed = |value: &CatalogValue| CatalogValue { crc32: value.crc32.filter(|_| clean), ..*value };
-        let unread = kept.entries.iter().map(|(name, value)| CatalogEntry { name: *name, value: believed(value) }).collect();
+        let unread =
+            kept.entries.iter().map(|(name, value)| CatalogEntry { name: *name, value: believed(value) }).collect();
         SimCatalog { disk: self.clone(), life: kept.life, unread, state, generation: kept.generation, lost: 0 }
     }
 }

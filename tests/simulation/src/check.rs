@@ -123,7 +123,11 @@ impl World {
         let used = self.disk.used_below("") - quarantined;
         let capacity = self.life.capacity_bytes + slack_bytes;
         if used > capacity.max(self.life.inherited_bytes) {
-            return Err(Reason::Capacity(format!("{used} bytes in files, {capacity} allowed")));
+            self.disk.trace_files();
+            let counted = self.life.tier.lock().stats().allocated_bytes;
+            return Err(Reason::Capacity(format!(
+                "{used} bytes in files, {capacity} allowed, the tier counts {counted}"
+            )));
         }
         Ok(())
     }

@@ -57,8 +57,8 @@ impl World {
         self.end_life(End::Shutdown);
         self.keep_catalog = false;
         self.settle()?;
-        let untold = self.disk.faults_struck().filter(|(kind, _)| kind.is_untold()).map(|(_, times)| times).sum::<u64>();
-        self.check_capacity(untold * self.file_bytes)?;
+        let untold: u64 = self.disk.faults_struck().filter(|(kind, _)| kind.is_untold()).map(|(_, times)| times).sum();
+        self.check_capacity((untold + self.disk.denied()) * self.file_bytes)?;
         self.look_up_all()?;
         self.come_to_rest()
     }
@@ -72,7 +72,9 @@ impl World {
             self.life.manager.end_step();
         }
         if !self.life.tier.lock().is_known() {
-            return Err(Reason::Unresolved("the tier does not know its files 4 s after its start on a healed disk".into()));
+            return Err(Reason::Unresolved(
+                "the tier does not know its files 4 s after its start on a healed disk".into(),
+            ));
         }
         self.life.inherited_bytes = 0;
         Ok(())

@@ -197,7 +197,11 @@ impl World {
             return Err(Reason::Contract(format!("prepare_store: {planned} with {plan:?}")));
         }
         let stored: Vec<Key> = plan.store.iter().filter_map(|at| keys.get(*at as usize)).copied().collect();
-        if stored.is_empty() { Ok(Phase::Idle) } else { Ok(Phase::Storing { keys: stored, slots: plan.slots, filled: 0 }) }
+        if stored.is_empty() {
+            Ok(Phase::Idle)
+        } else {
+            Ok(Phase::Storing { keys: stored, slots: plan.slots, filled: 0 })
+        }
     }
 
     /// Fills some more of the slots, then completes the store, or fails it.

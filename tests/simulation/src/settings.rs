@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use terrace_config::{
-    AdmissionConfig, BreakerConfig, Choice, Config, Deadlines, Geometry, Limits, MemoryConfig, Namespace, NvmeConfig, Policy,
-    PrimaryConfig, TierConfig, TierKind,
+    AdmissionConfig, BreakerConfig, Choice, Config, Deadlines, Geometry, Limits, MemoryConfig, Namespace, NvmeConfig,
+    Policy, PrimaryConfig, TierConfig, TierKind,
 };
 
 use crate::disk::Faults;

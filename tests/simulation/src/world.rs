@@ -179,7 +179,8 @@ impl World {
     }
 
     fn pin(&mut self) -> Result<(), Reason> {
-        let open: Vec<RequestId> = self.requests.iter().filter(|(_, request)| !request.finished).map(|(id, _)| *id).collect();
+        let open: Vec<RequestId> =
+            self.requests.iter().filter(|(_, request)| !request.finished).map(|(id, _)| *id).collect();
         let Some(id) = self.rng.pick(&open).copied() else { return Ok(()) };
         let Some(request) = self.requests.get(&id) else { return Ok(()) };
         if self.rng.chance(200) {

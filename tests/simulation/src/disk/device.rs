@@ -149,7 +149,11 @@ impl State {
     fn folder_weather(&mut self, root: usize, step: Step) -> Result<(), DeviceError> {
         match self.weather[root] {
             Weather::Failing | Weather::Hanging => Err(DeviceError::new(step, Cause::Errno(EIO))),
-            Weather::Gone => Err(DeviceError::new(step, Cause::Missing)),
+            Weather::Gone => {
+                // Every file below it is denied.
+                self.denied += self.files.all().count() as u64;
+                Err(DeviceError::new(step, Cause::Missing))
+            }
             _ if self.faults.strikes(Kind::FolderError, &mut self.rng) => {
                 Err(DeviceError::new(step, Cause::Errno(EIO)))
             }

@@ -79,7 +79,17 @@ impl Kind {
         use Kind::*;
         matches!(
             self,
-            WriteError | NoSpace | ReadError | OpenError | CloseError | RenameError | RemoveError | FolderError | Slow | Hang | ToldLate
+            WriteError
+                | NoSpace
+                | ReadError
+                | OpenError
+                | CloseError
+                | RenameError
+                | RemoveError
+                | FolderError
+                | Slow
+                | Hang
+                | ToldLate
         )
     }
 
@@ -110,7 +120,11 @@ impl Faults {
         let honest = rng.chance(250);
         for (rate, (kind, most)) in faults.per_mille.iter_mut().zip(KINDS) {
             if rng.chance(share) && (kind.is_honest() || !honest) {
-                *rate = if rng.chance(500) { rng.skewed(u64::from(*most)) as u32 } else { rng.between(1, u64::from(*most)) as u32 };
+                *rate = if rng.chance(500) {
+                    rng.skewed(u64::from(*most)) as u32
+                } else {
+                    rng.between(1, u64::from(*most)) as u32
+                };
             }
         }
         faults

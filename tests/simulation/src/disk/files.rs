@@ -323,7 +323,8 @@ impl Files {
     fn forget(&mut self) {
         if self.journal.is_empty() || self.inodes.len() > self.now.files.len() {
             let named: BTreeSet<Ino> = self.now.files.values().chain(self.durable.files.values()).copied().collect();
-            let pending = |ino: &Ino| self.journal.iter().any(|change| matches!(change, Change::Link(_, of) if of == ino));
+            let pending =
+                |ino: &Ino| self.journal.iter().any(|change| matches!(change, Change::Link(_, of) if of == ino));
             let open = &self.open;
             self.inodes.retain(|ino, _| named.contains(ino) || open.contains_key(ino) || pending(ino));
         }

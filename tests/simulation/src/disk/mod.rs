@@ -54,6 +54,7 @@ pub(crate) struct State {
     life: u64,
     disorder: bool,
     weather_failures: u64,
+    denied: u64,
 }
 
 /// A write that arrives once more.
@@ -85,6 +86,7 @@ impl Disk {
             life: 0,
             disorder: false,
             weather_failures: 0,
+            denied: 0,
         })))
     }
 
@@ -113,6 +115,11 @@ impl Disk {
     /// Operations that foul weather failed.
     pub fn weather_failures(&self) -> u64 {
         self.lock().weather_failures
+    }
+
+    /// Operations that were told that a file is not there while its whole directory was away.
+    pub fn denied(&self) -> u64 {
+        self.lock().denied
     }
 
     /// Number of directories.
@@ -167,6 +174,14 @@ impl Disk {
         let changes = state.rng.index(state.files.journal_len() + 1);
         let rng = &mut state.rng;
         state.files.flush(changes, |_| rng.chance(500));
+    }
+
+    /// Adds all files to the trace.
+    pub fn trace_files(&self) {
+        let state = self.lock();
+        for (path, ino) in state.files.all() {
+            state.trace.add(format_args!("{} takes {} bytes", path.display(), state.files.allocated_bytes(ino)));
+        }
     }
 
     /// Puts everything on the medium.
@@ -225,7 +240,8 @@ impl State {
         self.life += 1;
         // What the kernel had taken may still go on for some sub-steps, in any order.
         for _ in 0..self.rng.below(3 * self.ops.len() as u64 + 1) {
-            let waiting: Vec<u64> = self.ops.iter().filter(|(_, op)| op.is_due(u64::MAX - 1)).map(|(id, _)| *id).collect();
+            let waiting: Vec<u64> =
+                self.ops.iter().filter(|(_, op)| op.is_due(u64::MAX - 1)).map(|(id, _)| *id).collect();
             let Some(id) = self.rng.pick(&waiting).copied() else { break };
             if self.ops.get(&id).is_some_and(|op| self.weather[op.root] != Weather::Hanging) {
                 self.step(id);

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use terrace_tiers::nvme::{Cause, Completion, DeviceError, FileOp, FileStat, Outcome, ReadFile, RelPath, Step, WriteFile};
+use terrace_tiers::nvme::{
+    Cause, Completion, DeviceError, FileOp, FileStat, Outcome, ReadFile, RelPath, Step, WriteFile,
+};
 
 use super::faults::{Kind, Weather};
 use super::files::{Errno, Ino, PAGE_BYTES, SECTOR_BYTES};
@@ -59,19 +61,8 @@ impl Op {
         };
         let trick = Self::draw_trick(&file_op, disk);
         let (parts, salt) = (disk.rng.between(1, 4), disk.rng.next());
-        let mut op = Self {
-            root,
-            due_ns: 0,
-            tag,
-            file_op,
-            phase,
-            parts,
-            salt,
-            trick,
-            ino: None,
-            recycled: false,
-            result: None,
-        };
+        let mut op =
+            Self { root, due_ns: 0, tag, file_op, phase, parts, salt, trick, ino: None, recycled: false, result: None };
         op.schedule(disk, terrace_tiers::Clock::now(&disk.clock).0);
         op
     }
@@ -152,6 +143,17 @@ impl Op {
         self.due_ns = if hangs { NEVER } else { from_ns + latency_ns };
     }
 
+    /// What it does and to which file, for the trace.
+    fn title(&self) -> (&'static str, &str) {
+        match &self.file_op {
+            FileOp::Write(write) => ("write", short(&write.target)),
+            FileOp::Read(read) => ("read", short(&read.path)),
+            FileOp::Remove(path) => ("remove", short(path)),
+            FileOp::Rename { from, .. } => ("rename", short(from)),
+            FileOp::Stat(path) => ("stat", short(path)),
+        }
+    }
+
     const fn step_name(&self) -> Step {
         match (&self.file_op, self.phase) {
             (FileOp::Remove(_), _) => Step::Remove,
@@ -183,6 +185,7 @@ impl Op {
             _ => return Ok(()),
         };
         disk.weather_failures += 1;
+        disk.denied += u64::from(cause == Cause::Missing);
         self.fail(cause)
     }
 
@@ -294,7 +297,8 @@ impl Op {
         let FileOp::Write(WriteFile { payload, footer, .. }) = &self.file_op else { return Ok(()) };
         let bytes = memory::read(payload, footer);
         let own = self.ino.unwrap_or(Ino(u64::MAX));
-        let grows_bytes = (bytes.len().next_multiple_of(PAGE_BYTES) as u64).saturating_sub(disk.files.allocated_bytes(own));
+        let grows_bytes =
+            (bytes.len().next_multiple_of(PAGE_BYTES) as u64).saturating_sub(disk.files.allocated_bytes(own));
         let full = disk.weather[self.root] == Weather::Full || disk.files.used_bytes() + grows_bytes > disk.space_bytes;
         if full && grows_bytes > 0 {
             return self.fail(Cause::NoSpace);
@@ -360,7 +364,9 @@ impl Op {
 
     fn outcome(&self, disk: &State) -> Outcome {
         match (&self.file_op, self.ino) {
-            (FileOp::Write(_) | FileOp::Stat(_), Some(ino)) => Outcome { stat: stat(disk, ino), recycled: self.recycled },
+            (FileOp::Write(_) | FileOp::Stat(_), Some(ino)) => {
+                Outcome { stat: stat(disk, ino), recycled: self.recycled }
+            }
             _ => Outcome::default(),
         }
     }
@@ -380,9 +386,24 @@ impl Op {
         if disk.faults.strikes(Kind::ToldLate, &mut disk.rng) {
             self.due_ns = self.due_ns.saturating_add(disk.rng.skewed(2_000_000_000));
         }
-        disk.trace.add(format_args!("{}:{} {:?} {:?}", self.root, self.tag, self.phase, result));
+        let (what, name) = self.title();
+        match &result {
+            Ok(outcome) => disk.trace.add(format_args!(
+                "{}:{} {what} {name} done{}",
+                self.root,
+                self.tag,
+                if outcome.recycled { ", recycled" } else { "" }
+            )),
+            Err(error) => disk.trace.add(format_args!("{}:{} {what} {name} failed: {error}", self.root, self.tag)),
+        }
         self.result = Some(result);
     }
+}
+
+/// The end of a path: enough to tell files apart.
+fn short(path: &RelPath) -> &str {
+    let text = path.as_str();
+    text.get(text.len().saturating_sub(24)..).unwrap_or(text)
 }
 
 /// Length and age of a file.
