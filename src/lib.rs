@@ -27,9 +27,9 @@
 
 pub use terrace_config::{Config, ConfigError, Geometry, Namespace};
 pub use terrace_connector::{
-    Connector, ConnectorError, ConnectorMeta, ConnectorOptions, ConnectorOutput, GpuBlock, GroupKind, HashList, KvCaches,
-    KvTensor, Matched, NewRequest, OffloadingConnector, ScheduledRequest, SchedulerHalf, StepPlan, WorkerHalf,
-    WorkerOutput,
+    Connector, ConnectorError, ConnectorMeta, ConnectorOptions, ConnectorOutput, GpuBlock, GroupKind, HashList,
+    KvCaches, KvTensor, Matched, NewRequest, OffloadingConnector, ScheduledRequest, SchedulerHalf, StepPlan,
+    WorkerHalf, WorkerOutput,
 };
 pub use terrace_kernels::{Arena, CopyEngine, CopyEngineKind, HostCopyEngine};
 pub use terrace_primary::{Key, Region, RegionOptions, SlotId};

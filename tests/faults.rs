@@ -33,7 +33,7 @@ impl Mount {
     /// A tmpfs of `size`; `None` (said loudly) where mounting is not allowed.
     fn tmpfs(test: &str, size: &str) -> Option<Self> {
         let place = tempfile::tempdir().expect("temporary directory");
-        Self::mount(test, place, &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+        Self::attach(test, place, &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
     }
 
     /// An ext4 in a file beside the mount point.
@@ -46,13 +46,13 @@ impl Mount {
             not_run(test, "mkfs.ext4 does not run here (Debian: e2fsprogs)");
             return None;
         }
-        let mount = Self::mount(test, place, &["-o", "loop,errors=remount-ro", &image.to_string_lossy()]);
+        let mount = Self::attach(test, place, &["-o", "loop,errors=remount-ro", &image.to_string_lossy()]);
         // The mount keeps the image open; its name is no longer needed.
         fs::remove_file(&image).expect("remove");
         mount
     }
 
-    fn mount(test: &str, place: tempfile::TempDir, arguments: &[&str]) -> Option<Self> {
+    fn attach(test: &str, place: tempfile::TempDir, arguments: &[&str]) -> Option<Self> {
         let status = Command::new("mount").args(arguments).arg(place.path()).status();
         if status.is_ok_and(|status| status.success()) {
             return Some(Self(place));

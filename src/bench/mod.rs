@@ -9,7 +9,6 @@ mod outcome;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-
 /// `terrace bench ...`
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum BenchCommand {

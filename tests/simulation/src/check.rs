@@ -59,16 +59,21 @@ impl World {
         self.check_capacity(self.slack_bytes())
     }
 
-    /// Under its final name a file is whole: where the device tells the truth and the power stays on, no copy is ever damaged,
-    /// whenever a process is killed.
+    /// Under its final name a file is whole, and what the tier says it has is there: where the device tells the truth and the
+    /// power stays on, whenever a process is killed. (What a catalog tells of an unclean life may be gone.)
     fn check_publication(&self) -> Result<(), Reason> {
         if self.counts.power_losses > 0 || !self.settings.faults.are_honest() {
             return Ok(());
         }
-        match self.life.tier.lock().stats().corrupt {
-            0 => Ok(()),
-            copies => Err(Reason::Contract(format!("{copies} damaged copies on an honest disk"))),
+        let damaged = self.life.tier.lock().stats().corrupt;
+        if damaged > 0 {
+            return Err(Reason::Contract(format!("{damaged} damaged copies on an honest disk")));
         }
+        let missing = self.disk.reads_of_nothing();
+        if missing > 0 && !self.settings.catalog && self.disk.denied() == 0 {
+            return Err(Reason::Contract(format!("{missing} copies missing on an honest disk")));
+        }
+        Ok(())
     }
 
     /// Who follows the events knows what is readable in the primary.

@@ -57,7 +57,7 @@ kinds! {
     /// The operation takes a hundred times as long.
     Slow = 100,
     /// The operation never ends.
-    Hang = 12,
+    Hang = 25,
     /// A finished operation is told late, and after later ones.
     ToldLate = 150,
     /// A bit of a file at rest turns over.
@@ -65,7 +65,7 @@ kinds! {
     /// A file disappears.
     FileLost = 40,
     /// Two files change places.
-    FilesSwapped = 40,
+    FilesSwapped = 100,
     /// A file is cut.
     FileCut = 40,
 }

@@ -55,6 +55,7 @@ pub(crate) struct State {
     disorder: bool,
     weather_failures: u64,
     denied: u64,
+    reads_of_nothing: u64,
 }
 
 /// A write that arrives once more.
@@ -87,6 +88,7 @@ impl Disk {
             disorder: false,
             weather_failures: 0,
             denied: 0,
+            reads_of_nothing: 0,
         })))
     }
 
@@ -120,6 +122,11 @@ impl Disk {
     /// Operations that were told that a file is not there while its whole directory was away.
     pub fn denied(&self) -> u64 {
         self.lock().denied
+    }
+
+    /// Reads that found no file.
+    pub fn reads_of_nothing(&self) -> u64 {
+        self.lock().reads_of_nothing
     }
 
     /// Number of directories.

@@ -312,7 +312,7 @@ impl Op {
         if let Some(target) = target {
             for (sector, chunk) in bytes.chunks(SECTOR_BYTES).enumerate() {
                 let lot = splitmix(self.salt ^ sector as u64);
-                let torn = self.trick == Some(Kind::WriteTorn) && (lot >> 32) % 2 == 0;
+                let torn = self.trick == Some(Kind::WriteTorn) && (lot >> 32).is_multiple_of(2);
                 if lot % self.parts == part && !torn {
                     let written = disk.files.write(target, sector * SECTOR_BYTES, chunk, now_ns);
                     written.map_err(|errno| self.errno(errno))?;
@@ -383,6 +383,8 @@ impl Op {
         if let Some(ino) = self.ino.take() {
             disk.files.close(ino);
         }
+        let found_nothing = matches!(result, Err(DeviceError { cause: Cause::Missing, .. }));
+        disk.reads_of_nothing += u64::from(self.is_read() && found_nothing);
         if disk.faults.strikes(Kind::ToldLate, &mut disk.rng) {
             self.due_ns = self.due_ns.saturating_add(disk.rng.skewed(2_000_000_000));
         }
