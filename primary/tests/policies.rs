@@ -163,4 +163,5 @@ fn evicted_blocks_are_remembered_and_removed_ones_are_not() {
     // Known again in any slot.
     arc.insert(SlotId(3), 10);
     assert_eq!(oldest(&mut arc), SlotId(1), "10 was used again, 11 and 12 once");
+    assert_eq!(oldest(&mut arc), SlotId(3), "that 10 came back left one place to blocks used once");
 }

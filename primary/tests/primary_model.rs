@@ -344,6 +344,23 @@ fn a_generation_changes_with_every_block_that_leaves() {
     }
 }
 
+/// The touch at the end of the request that inserted a block is not a second use; the next one is.
+#[test]
+fn the_first_touch_only_ranks() {
+    let mut primary = Primary::new(3, 32, Policy::Arc);
+    let mut insert = |number, touches| {
+        let slot = primary.insert_writing(&key(number)).expect("room");
+        primary.publish(slot);
+        (0..touches).for_each(|_| primary.touch(&[slot]));
+    };
+    insert(0, 2);
+    insert(1, 1);
+    insert(2, 1);
+    let mut evicted = Vec::new();
+    assert!(primary.make_room(2, &mut evicted));
+    assert_eq!(evicted, [key(1), key(2)], "used once, though used last");
+}
+
 /// A run longer than what may be evicted keeps its head and loses its tail.
 #[test]
 fn a_long_run_displaces_its_own_tail() {

@@ -105,6 +105,18 @@ proptest! {
     }
 }
 
+/// A short key is padded and ends with its length: it must not pass for the long key of just these bytes.
+#[test]
+fn a_short_key_is_no_long_key_that_ends_with_its_length() {
+    let mut table = KeyTable::with_hasher(4, 36, Hasher::useless());
+    let mut long = [7; 36];
+    long[35] = 35;
+    assert!(table.insert_bytes(&long[..35], 0));
+    assert_eq!(table.find(&long), None);
+    assert!(table.insert_bytes(&long, 1));
+    assert_eq!((table.find(&long[..35]), table.find(&long)), (Some(0), Some(1)));
+}
+
 /// Full tables of many sizes, emptied in another order: lines overflow and are closed up again.
 #[test]
 fn tables_fill_to_the_last_row_and_empty() {

@@ -34,6 +34,8 @@ pub struct Counts {
     pub restarts: u64,
     /// Times that a directory's weather turned foul.
     pub foul_weather: u64,
+    /// Stores given up whose process ended before the device had let go of them.
+    pub abandoned: u64,
     /// Resets of the manager.
     pub resets: u64,
     /// Blocks promoted.
@@ -122,6 +124,7 @@ impl Counts {
             ("power_losses", &mut self.power_losses),
             ("restarts", &mut self.restarts),
             ("foul_weather", &mut self.foul_weather),
+            ("abandoned", &mut self.abandoned),
             ("resets", &mut self.resets),
             ("promoted", &mut self.promoted),
             ("promotions_expired", &mut self.promotions_expired),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_primary::Region;
-use terrace_tiering::RequestId;
+use terrace_tiering::{RequestId, TierReport};
 use terrace_tiers::{Clock, ManualClock};
 
 use crate::catalog::CatalogDisk;
@@ -38,6 +38,8 @@ pub(crate) struct World {
     pub(crate) counts: Counts,
     pub(crate) file_bytes: u64,
     pub(crate) buffer: Vec<u8>,
+    /// In some life before this one, see [`Life::watch_scan`].
+    pub(crate) scan_was_late: bool,
     /// The next life starts with the catalog as it was left.
     pub(crate) keep_catalog: bool,
     verify_crc: bool,
@@ -85,6 +87,7 @@ impl World {
             next_request: 1,
             counts: Counts::default(),
             buffer: Vec::new(),
+            scan_was_late: false,
             keep_catalog: false,
             verify_crc,
         }
@@ -197,6 +200,8 @@ impl World {
     /// The process ends and another one starts on what is left.
     pub(crate) fn end_life(&mut self, end: End) {
         self.trace.add(format_args!("{end:?} at {:?}", self.clock.now()));
+        let abandoned = |tiers: Vec<TierReport>| tiers.iter().map(|tier| tier.cascades.abandoned).sum::<u64>();
+        self.counts.abandoned += abandoned(self.life.manager.stats().tiers);
         let how = match end {
             End::Shutdown => {
                 self.counts.restarts += 1;
@@ -217,6 +222,7 @@ impl World {
         self.counts.add_life(&self.life.manager.stats());
         self.disk.crash(how);
         self.catalog.crash(&mut self.rng);
+        self.scan_was_late |= self.life.scan_is_late;
         // The dead process is only let go of: its operations end by themselves and touch nothing.
         for _ in 0..4 {
             self.life.manager.end_step();

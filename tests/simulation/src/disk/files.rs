@@ -364,7 +364,7 @@ mod tests {
 
     fn tree() -> (Files, PathBuf) {
         let root = PathBuf::from("/disk");
-        (Files::new(&[root.clone()]), root)
+        (Files::new(std::slice::from_ref(&root)), root)
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl Op {
     }
 
     /// What it does and to which file, for the trace.
-    fn title(&self) -> (&'static str, &str) {
+    fn title(&self) -> (&'static str, String) {
         match &self.file_op {
             FileOp::Write(write) => ("write", short(&write.target)),
             FileOp::Read(read) => ("read", short(&read.path)),
@@ -402,10 +402,13 @@ impl Op {
     }
 }
 
-/// The end of a path: enough to tell files apart.
-fn short(path: &RelPath) -> &str {
+/// Start and end of a path: enough to tell files apart.
+fn short(path: &RelPath) -> String {
     let text = path.as_str();
-    text.get(text.len().saturating_sub(24)..).unwrap_or(text)
+    match (text.get(..4), text.get(text.len().saturating_sub(24)..)) {
+        (Some(start), Some(end)) if text.len() > 28 => format!("{start}..{end}"),
+        _ => text.to_owned(),
+    }
 }
 
 /// Length and age of a file.
