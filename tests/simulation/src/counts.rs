@@ -34,7 +34,7 @@ pub struct Counts {
     pub restarts: u64,
     /// Times that a directory's weather turned foul.
     pub foul_weather: u64,
-    /// Stores given up whose process ended before the device had let go of them.
+    /// Stores given up, and files to be removed, whose process ended before the device had let go of them.
     pub abandoned: u64,
     /// Resets of the manager.
     pub resets: u64,

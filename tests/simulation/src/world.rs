@@ -201,7 +201,7 @@ impl World {
     pub(crate) fn end_life(&mut self, end: End) {
         self.trace.add(format_args!("{end:?} at {:?}", self.clock.now()));
         let abandoned = |tiers: Vec<TierReport>| tiers.iter().map(|tier| tier.cascades.abandoned).sum::<u64>();
-        self.counts.abandoned += abandoned(self.life.manager.stats().tiers);
+        self.counts.abandoned += abandoned(self.life.manager.stats().tiers) + self.disk.removals_held();
         let how = match end {
             End::Shutdown => {
                 self.counts.restarts += 1;

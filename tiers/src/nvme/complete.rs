@@ -87,8 +87,17 @@ impl NvmeTier {
                 Ok(placed.crc32)
             }
             (Ok(placed), None) => self.replaced_nothing(&op, placed),
-            (Err(fault), _) => {
+            (Err(fault), row) => {
                 self.drop_charge(&op);
+                // A port that finds a store given up after it was published removes the file, and the old one went with it.
+                let doubt = !op.queued && (op.abandoned || matches!(fault, Fault::Io | Fault::Expired));
+                if doubt
+                    && row.is_some()
+                    && !self.closed
+                    && let Some((name, bytes)) = self.forget(op.row)
+                {
+                    self.remove_file(op.lane, name, bytes);
+                }
                 Err(fault)
             }
         };

@@ -1,5 +1,8 @@
 //! One operation as a chain of linked requests, and what its results mean.
 //!
+//! Payload and footer are two requests, each inside one registered buffer. One vectored request that pins its pages anew costs 10 to 20 %
+//! more CPU time at 2 MiB, and is no faster at 256 KiB.
+//!
 //! A link runs when the one before it succeeded in full; a failed or short one cancels all that follow. So nothing is published
 //! that was not written, and what is left to do after a failure is to close and to remove the temporary file.
 
@@ -7,7 +10,7 @@ use io_uring::squeue::{Entry, Flags};
 use io_uring::{opcode, types};
 use rustix::io::Errno;
 
-use super::memory::{IoVec, Registered};
+use super::memory::Registered;
 use crate::nvme::device::{Buffer, Cause, DeviceError, FileOp, FileStat, Outcome, Step};
 use crate::nvme::sys;
 
@@ -47,7 +50,6 @@ pub(super) struct Chain {
     /// The next run takes the victim's file over.
     takes: bool,
     pub(super) cancelled: bool,
-    iovecs: [IoVec; 2],
     /// `struct statx`.
     statx: [u64; 32],
 }
@@ -82,7 +84,6 @@ impl Chain {
             results: [NO_RESULT; LINKS],
             takes: false,
             cancelled: false,
-            iovecs: [IoVec::EMPTY; 2],
             statx: [0; 32],
         }
     }
@@ -132,8 +133,7 @@ impl Chain {
     fn write_requests(&mut self, place: &Place<'_>, links: &mut Links<'_>) {
         let Some(FileOp::Write(op)) = &self.op else { return };
         let (temp, target) = (op.temp.as_c_str().as_ptr(), op.target.as_c_str().as_ptr());
-        let victim = op.recycle.filter(|_| self.takes);
-        if let Some(victim) = op.recycle.as_ref().filter(|_| victim.is_some()) {
+        if let Some(victim) = op.recycle.as_ref().filter(|_| self.takes) {
             let victim = victim.as_c_str().as_ptr();
             links.then(TAKE, opcode::RenameAt::new(place.root, victim, place.root, temp).build());
         }
@@ -148,12 +148,10 @@ impl Chain {
         links.last(STAT, stat_request(place, target, self.statx.as_mut_ptr().cast()));
     }
 
-    fn read_requests(&mut self, place: &Place<'_>, links: &mut Links<'_>) {
+    fn read_requests(&self, place: &Place<'_>, links: &mut Links<'_>) {
         let Some(FileOp::Read(op)) = &self.op else { return };
         links.then(OPEN, open_request(place, op.path.as_c_str().as_ptr(), sys::read_flags(place.direct)));
         let file = types::Fixed(place.index);
-        self.iovecs = [IoVec::of(&op.payload), IoVec::of(&op.footer)];
-        let _ = (&self.iovecs, Buffer::len(&op.footer));
         let payload_bytes = u64::from(op.payload.len());
         // Hard links: the file is closed whatever the reads say.
         links.always(PAYLOAD, read_request(place, file, &op.payload, 0));
@@ -197,7 +195,10 @@ impl Chain {
                     (PUBLISH, Step::Publish, 0),
                 ];
                 let len_bytes = u64::from(op.payload.len()) + u64::from(op.footer.len());
-                if self.takes && self.results[TAKE] == -Errno::NOENT.raw_os_error() && !self.cancelled {
+                if self.takes && self.results[TAKE] == -Errno::NOENT.raw_os_error() {
+                    if self.cancelled {
+                        return self.done(Err(DeviceError::new(Step::Take, Cause::Cancelled)));
+                    }
                     // No victim: once more, with a fresh file.
                     self.takes = false;
                     return Next::Send;
@@ -263,7 +264,8 @@ impl Chain {
                 first_cancelled = first_cancelled.or(Some(DeviceError::new(step, Cause::Cancelled)));
             } else if result < 0 {
                 let errno = Errno::from_raw_os_error(-result);
-                let cause = if self.cancelled && errno == Errno::INTR { Cause::Cancelled } else { sys::cause_of(errno) };
+                let cause =
+                    if self.cancelled && errno == Errno::INTR { Cause::Cancelled } else { sys::cause_of(errno) };
                 return Some(DeviceError::new(step, cause));
             } else if (result as u32) < bytes {
                 return Some(DeviceError::new(step, Cause::Short { got: before + u64::from(result as u32) }));

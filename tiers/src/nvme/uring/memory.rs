@@ -13,18 +13,9 @@ const MAX_PIECES: usize = 1 << 14;
 
 /// `struct iovec`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct IoVec {
-    pub(super) base: *mut u8,
-    pub(super) len: usize,
-}
-
-impl IoVec {
-    pub(super) const EMPTY: Self = Self { base: std::ptr::null_mut(), len: 0 };
-
-    pub(super) fn of(buffer: &Buffer) -> Self {
-        Self { base: buffer.address().as_ptr(), len: buffer.len() as usize }
-    }
+struct IoVec {
+    base: *mut u8,
+    len: usize,
 }
 
 /// Pieces registered, by address.

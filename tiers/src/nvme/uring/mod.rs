@@ -97,12 +97,8 @@ impl UringDevice {
     /// Sends the requests of a chain. All of one chain go in one submission: a chain ends where a submission does.
     fn send(&mut self, index: u32) {
         let Some(chain) = self.chains.get_mut(index as usize) else { return };
-        let place = Place {
-            index,
-            root: types::Fd(self.root.as_raw_fd()),
-            direct: self.direct,
-            registered: &self.registered,
-        };
+        let place =
+            Place { index, root: types::Fd(self.root.as_raw_fd()), direct: self.direct, registered: &self.registered };
         let mut entries = std::mem::take(&mut self.entries);
         chain.requests(&place, &mut entries);
         self.push(&entries);
