@@ -60,7 +60,8 @@ fn measure(root: &Path, rounds: usize, phase_bytes: u64, block_bytes: u32) -> Re
         let (fio_fresh, fio_over) = if first { fio_writes(root, phase_bytes, block_bytes)? } else { (0.0, 0.0) };
         let fresh = run.store(0..blocks, false)?;
         let recycled = run.store(blocks..2 * blocks, true)?;
-        let (fio_fresh, fio_over) = if first { (fio_fresh, fio_over) } else { fio_writes(root, phase_bytes, block_bytes)? };
+        let (fio_fresh, fio_over) =
+            if first { (fio_fresh, fio_over) } else { fio_writes(root, phase_bytes, block_bytes)? };
         let files = root.join(namespace_dir(&NAMESPACE).as_str());
         let fio_read = if first { fio_reads(&files, block_bytes)? } else { 0.0 };
         let load = run.load(blocks..2 * blocks)?;
@@ -70,7 +71,12 @@ fn measure(root: &Path, rounds: usize, phase_bytes: u64, block_bytes: u32) -> Re
         if round > 0 {
             rows.push(row);
         }
-        println!("{:>5} KiB round {round}{} {}", block_bytes >> 10, if round == 0 { " (warm-up)" } else { "" }, table(&row));
+        println!(
+            "{:>5} KiB round {round}{} {}",
+            block_bytes >> 10,
+            if round == 0 { " (warm-up)" } else { "" },
+            table(&row)
+        );
     }
     let mut medians = [0.0; 6];
     for (column, median) in medians.iter_mut().enumerate() {
@@ -84,12 +90,7 @@ fn measure(root: &Path, rounds: usize, phase_bytes: u64, block_bytes: u32) -> Re
 
 fn table(row: &[f64; 6]) -> String {
     let part = |name: &str, ours: f64, fio: f64| format!("{name} {ours:>5.0}/{fio:>5.0} MB/s = {:>4.2}", ours / fio);
-    format!(
-        "{}  {}  {}",
-        part("fresh", row[0], row[1]),
-        part("recycled", row[2], row[3]),
-        part("load", row[4], row[5])
-    )
+    format!("{}  {}  {}", part("fresh", row[0], row[1]), part("recycled", row[2], row[3]), part("load", row[4], row[5]))
 }
 
 fn key(number: u32) -> Key {

@@ -4,7 +4,9 @@ mod shard_support;
 
 use std::fs;
 
-use shard_support::{Bench, DEVICES, NAMESPACE, NEVER, count_files, directory, file_of, key, name, open, options, region};
+use shard_support::{
+    Bench, DEVICES, NAMESPACE, NEVER, count_files, directory, file_of, key, name, open, options, region,
+};
 use terrace_config::Choice;
 use terrace_primary::{Key, SlotId};
 use terrace_tiers::nvme::format::file_bytes;
@@ -206,8 +208,14 @@ fn what_is_expired_or_given_up_is_not_stored() {
             let number = 100 + round;
             bench.fill(0, number);
             let ticket = bench.ticket();
-            let store =
-                Command::Store { ticket, key: key(number), slot: SlotId(0), crc32: None, recycle: None, deadline: NEVER };
+            let store = Command::Store {
+                ticket,
+                key: key(number),
+                slot: SlotId(0),
+                crc32: None,
+                recycle: None,
+                deadline: NEVER,
+            };
             bench.port.push(store).unwrap();
             if round % 4 != 0 {
                 bench.port.flush();

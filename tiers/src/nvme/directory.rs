@@ -64,7 +64,8 @@ pub fn open_directory(options: DirectoryOptions) -> Result<ThreadedPort, TierErr
     let lock = lock(&root)?;
     check_format(&root)?;
     for name in [TMP, QUARANTINE] {
-        make(&root.join(name)).map_err(|error| problem("it is not writable: give this user the right to write", error))?;
+        make(&root.join(name))
+            .map_err(|error| problem("it is not writable: give this user the right to write", error))?;
     }
     let direct = probe_direct_io(&tier, &root, direct_io)?;
     let dir: OwnedFd = File::open(&root).map_err(|error| problem("it cannot be opened", error))?.into();
@@ -78,10 +79,8 @@ pub fn open_directory(options: DirectoryOptions) -> Result<ThreadedPort, TierErr
         let held = lock.try_clone().map_err(|error| problem("its LOCK cannot be kept", error))?;
         let tier_name = tier.clone();
         let opened = ThreadedPort::spawn(&name, queue_entries, move |waker| {
-            let device = UringDevice::new(again, direct, shard.queue_depth, waker).map_err(|error| TierError::Required {
-                tier: tier_name,
-                facility: "io_uring",
-                why: error.to_string(),
+            let device = UringDevice::new(again, direct, shard.queue_depth, waker).map_err(|error| {
+                TierError::Required { tier: tier_name, facility: "io_uring", why: error.to_string() }
             })?;
             Ok(Shard::new(device.holding(held), region, clock, shard))
         });
@@ -122,7 +121,9 @@ fn lock(root: &Path) -> Result<OwnedFd, TierError> {
             "another process uses it (its LOCK is held): stop that one, or give this one a directory of its own",
             errno.into(),
         )),
-        Err(errno) => Err(refuse("its LOCK file cannot be locked: use a file system that supports flock", errno.into())),
+        Err(errno) => {
+            Err(refuse("its LOCK file cannot be locked: use a file system that supports flock", errno.into()))
+        }
     }
 }
 

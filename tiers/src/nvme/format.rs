@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_of_a_footer_is_found() {
-        let footer = Footer { namespace: [7; 32], key: Key::new(&[9; 32], 3).unwrap(), payload_bytes: 5000, crc32: 0xdead };
+        let footer =
+            Footer { namespace: [7; 32], key: Key::new(&[9; 32], 3).unwrap(), payload_bytes: 5000, crc32: 0xdead };
         let mut bytes = [0xff; FOOTER_BYTES];
         footer.encode(&mut bytes);
         assert_eq!(Footer::decode(&bytes), Ok(footer));

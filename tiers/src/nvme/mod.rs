@@ -37,6 +37,6 @@ pub use port::{BlockName, Command, Placed, PortCounters, PortEvent, ScannedBlock
 pub use posix::PosixDevice;
 pub use shard::{Shard, ShardOptions};
 pub use threaded::ThreadedPort;
+pub use tier::{NvmeOptions, NvmeTier};
 pub use uring::UringDevice;
 pub use wake::Waker;
-pub use tier::{NvmeOptions, NvmeTier};

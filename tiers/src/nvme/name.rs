@@ -153,7 +153,9 @@ mod tests {
         assert!(BlockName::parse(&namespace, &fan_out, "abcd_g7.blk").is_some());
         let elsewhere = format!("{:03x}", name.fan_out() ^ 1);
         assert!(BlockName::parse(&namespace, &elsewhere, "abcd_g7.blk").is_none());
-        for file in ["abcd_g07.blk", "ABCD_g7.blk", "abcd_g+7.blk", "abcd_g7.blk~", "abc_g7.blk", "_g7.blk", "abcd.blk", ""] {
+        for file in
+            ["abcd_g07.blk", "ABCD_g7.blk", "abcd_g+7.blk", "abcd_g7.blk~", "abc_g7.blk", "_g7.blk", "abcd.blk", ""]
+        {
             assert!(BlockName::parse(&namespace, &fan_out, file).is_none(), "{file}");
         }
         assert!(BlockName::parse("01", &fan_out, "abcd_g7.blk").is_none());

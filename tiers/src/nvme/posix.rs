@@ -46,13 +46,11 @@ impl PosixDevice {
     fn write(&self, op: &WriteFile) -> Result<Outcome, DeviceError> {
         let recycled = match &op.recycle {
             None => false,
-            Some(victim) => {
-                match rustix::fs::renameat(&self.root, victim.as_c_str(), &self.root, op.temp.as_c_str()) {
-                    Ok(()) => true,
-                    Err(Errno::NOENT) => false,
-                    Err(errno) => return Err(at(Step::Take)(errno)),
-                }
-            }
+            Some(victim) => match rustix::fs::renameat(&self.root, victim.as_c_str(), &self.root, op.temp.as_c_str()) {
+                Ok(()) => true,
+                Err(Errno::NOENT) => false,
+                Err(errno) => return Err(at(Step::Take)(errno)),
+            },
         };
         let written = self.write_and_publish(op, recycled);
         if written.is_err() {
@@ -70,7 +68,8 @@ impl PosixDevice {
         write_all(&file, &op.payload, 0)?;
         write_all(&file, &op.footer, u64::from(op.payload.len()))?;
         drop(file);
-        rustix::fs::renameat(&self.root, op.temp.as_c_str(), &self.root, op.target.as_c_str()).map_err(at(Step::Publish))
+        rustix::fs::renameat(&self.root, op.temp.as_c_str(), &self.root, op.target.as_c_str())
+            .map_err(at(Step::Publish))
     }
 
     fn read(&self, op: &mut ReadFile) -> Result<Outcome, DeviceError> {
@@ -90,11 +89,9 @@ impl PosixDevice {
             FileOp::Remove(path) => rustix::fs::unlinkat(&self.root, path.as_c_str(), AtFlags::empty())
                 .map(nothing)
                 .map_err(at(Step::Remove)),
-            FileOp::Rename { from, to } => {
-                rustix::fs::renameat(&self.root, from.as_c_str(), &self.root, to.as_c_str())
-                    .map(nothing)
-                    .map_err(at(Step::Rename))
-            }
+            FileOp::Rename { from, to } => rustix::fs::renameat(&self.root, from.as_c_str(), &self.root, to.as_c_str())
+                .map(nothing)
+                .map_err(at(Step::Rename)),
             FileOp::Stat(path) => sys::stat(self.root.as_fd(), &path)
                 .map(|stat| Outcome { stat, recycled: false })
                 .map_err(at(Step::Stat)),

@@ -28,11 +28,15 @@ impl<D: Device> Shard<D> {
         let Ok(index) = u32::try_from(completion.tag) else { return };
         let Some(entry) = self.table.get(index).copied() else { return };
         match entry.doing {
-            Doing::Clear { key, slot, crc32 } => self.finish_clear(index, &entry, key, slot, crc32, completion.result, out),
+            Doing::Clear { key, slot, crc32 } => {
+                self.finish_clear(index, &entry, key, slot, crc32, completion.result, out)
+            }
             Doing::Write { key, crc32, victim } => {
                 self.finish_write(index, &entry, key, crc32, victim, completion.result, out);
             }
-            Doing::Read { key, slot, crc32 } => self.finish_read(index, &entry, key, slot, crc32, completion.result, out),
+            Doing::Read { key, slot, crc32 } => {
+                self.finish_read(index, &entry, key, slot, crc32, completion.result, out)
+            }
             Doing::Remove => {
                 let result = self.removal_result(completion.result).map(|()| Placed::default());
                 self.done(index, result, out);

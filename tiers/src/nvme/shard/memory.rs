@@ -62,11 +62,7 @@ pub(super) struct ShardMemory {
 impl ShardMemory {
     pub(super) fn new(region: Arc<Region>, footers: u32) -> Self {
         let block_bytes = region.block_bytes();
-        Self {
-            region: ManuallyDrop::new(region),
-            footers: ManuallyDrop::new(FooterArena::new(footers)),
-            block_bytes,
-        }
+        Self { region: ManuallyDrop::new(region), footers: ManuallyDrop::new(FooterArena::new(footers)), block_bytes }
     }
 
     /// Payload bytes of one block.

@@ -10,10 +10,26 @@ use crate::nvme::port::{BlockName, Command};
 /// A command in the shard's own form.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    Store { ticket: u64, key: Key, slot: SlotId, crc32: Option<u32>, recycle: Option<BlockName>, deadline: Time },
-    Load { ticket: u64, key: Key, slot: SlotId, crc32: Option<u32>, deadline: Time },
+    Store {
+        ticket: u64,
+        key: Key,
+        slot: SlotId,
+        crc32: Option<u32>,
+        recycle: Option<BlockName>,
+        deadline: Time,
+    },
+    Load {
+        ticket: u64,
+        key: Key,
+        slot: SlotId,
+        crc32: Option<u32>,
+        deadline: Time,
+    },
     /// Without a ticket: the victim of a store that never started.
-    Remove { ticket: Option<u64>, name: BlockName },
+    Remove {
+        ticket: Option<u64>,
+        name: BlockName,
+    },
 }
 
 impl From<Command> for Work {
@@ -65,7 +81,13 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(bound: u32) -> Self {
-        Self { loads: VecDeque::new(), stores: VecDeque::new(), bound: bound as usize, victims: 0, earliest: Time(u64::MAX) }
+        Self {
+            loads: VecDeque::new(),
+            stores: VecDeque::new(),
+            bound: bound as usize,
+            victims: 0,
+            earliest: Time(u64::MAX),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -128,7 +150,9 @@ impl Queue {
     pub(super) fn abandon(&mut self, tickets: &HashSet<u64>, mut gone: impl FnMut(u64)) {
         // A removal touches no slot: it goes on.
         self.drop_where(
-            |work| !matches!(work, Work::Remove { .. }) && work.ticket().is_some_and(|ticket| tickets.contains(&ticket)),
+            |work| {
+                !matches!(work, Work::Remove { .. }) && work.ticket().is_some_and(|ticket| tickets.contains(&ticket))
+            },
             &mut gone,
         );
     }

@@ -2,9 +2,9 @@
 
 use terrace_primary::{Key, SlotId};
 
+use super::Shard;
 use super::queue::{Line, Work};
 use super::table::{Doing, Entry, print_of};
-use super::Shard;
 use crate::clock::Time;
 use crate::nvme::device::{Device, FileOp, ReadFile, WriteFile};
 use crate::nvme::format::Footer;
@@ -26,7 +26,8 @@ impl<D: Device> Shard<D> {
                     Work::Load { ticket, key, slot, crc32, deadline } => {
                         let files = [Some(self.own_print(&key)), None];
                         let doing = Doing::Read { key, slot, crc32 };
-                        let entry = Entry { doing, ticket: Some(ticket), files, deadline, cancelled: false, abandoned: false };
+                        let entry =
+                            Entry { doing, ticket: Some(ticket), files, deadline, cancelled: false, abandoned: false };
                         self.start_load(key, slot, entry, out);
                     }
                     Work::Remove { ticket, name } => {
@@ -37,9 +38,11 @@ impl<D: Device> Shard<D> {
                             recycle.into_iter().for_each(|name| self.queue.push_victim(name));
                             continue;
                         };
-                        let files = [Some(self.own_print(&key)), recycle.map(|name| print_of(&name.namespace, &name.key))];
+                        let files =
+                            [Some(self.own_print(&key)), recycle.map(|name| print_of(&name.namespace, &name.key))];
                         let doing = Doing::Write { key, crc32, victim: recycle };
-                        let entry = Entry { doing, ticket: Some(ticket), files, deadline, cancelled: false, abandoned: false };
+                        let entry =
+                            Entry { doing, ticket: Some(ticket), files, deadline, cancelled: false, abandoned: false };
                         self.start_store(entry, key, slot, crc32, recycle, out);
                     }
                 }
@@ -122,14 +125,8 @@ impl<D: Device> Shard<D> {
 
     pub(super) fn start_remove(&mut self, ticket: Option<u64>, name: &BlockName) {
         let files = [Some(print_of(&name.namespace, &name.key)), None];
-        let entry = Entry {
-            doing: Doing::Remove,
-            ticket,
-            files,
-            deadline: Time(u64::MAX),
-            cancelled: false,
-            abandoned: false,
-        };
+        let entry =
+            Entry { doing: Doing::Remove, ticket, files, deadline: Time(u64::MAX), cancelled: false, abandoned: false };
         if let Some(index) = self.table.insert(entry) {
             self.submit(index, FileOp::Remove(name.path()));
         }
