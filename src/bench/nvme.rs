@@ -172,8 +172,10 @@ impl Pairs {
 
 pub(super) fn run(dir: &Path, rounds: u32, bytes: u64) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new("nvme");
+    // Removed at the very end: some file systems are slow to make files where others have just been removed.
+    let scratch = Scratch::new(dir)?;
     for block_bytes in [256 << 10, 2 << 20] {
-        one_size(&mut outcome, dir, rounds, bytes, block_bytes)?;
+        one_size(&mut outcome, &scratch.0, rounds, bytes, block_bytes)?;
     }
     Ok(outcome)
 }
@@ -202,8 +204,9 @@ fn one_size(outcome: &mut Outcome, dir: &Path, rounds: u32, bytes: u64, block_by
         (Pairs::default(), Pairs::default(), Pairs::default(), Pairs::default());
     for round in 0..u64::from(rounds) {
         progress(format_args!("{} KiB blocks, round {} of {rounds}", block_bytes >> 10, round + 1));
-        let scratch = Scratch::new(dir)?;
-        let (file, root) = (scratch.0.join("fio"), scratch.0.join("tier"));
+        let folder = dir.join(format!("{}-{round}", block_bytes >> 10));
+        std::fs::create_dir_all(&folder)?;
+        let (file, root) = (folder.join("fio"), folder.join("tier"));
         // Room for exactly what is stored: the second filling recycles every file of the first.
         let mut bench = Bench::new(&root, block_bytes, blocks, &region)?;
         let (first, second) = (keys(2 * round, blocks)?, keys(2 * round + 1, blocks)?);

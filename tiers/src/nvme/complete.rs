@@ -154,15 +154,16 @@ impl NvmeTier {
                     Fault::Corrupt => self.stats.corrupt += 1,
                     _ => {}
                 }
-                // A file that is missing or in quarantine takes no room here; one that cannot be read does until it is removed.
+                // A file that is missing takes no room here. One that cannot be read does until it is removed, and a damaged one until
+                // the port has moved it to quarantine: its removal waits for that, and finds nothing.
                 if here
                     && matches!(fault, Fault::Absent | Fault::Corrupt | Fault::Io)
                     && let Some((name, bytes)) = self.forget(op.row)
                 {
-                    if fault == Fault::Io {
-                        self.remove_file(op.lane, name, bytes);
-                    } else {
+                    if fault == Fault::Absent {
                         self.capacity.release(bytes);
+                    } else {
+                        self.remove_file(op.lane, name, bytes);
                     }
                 }
                 Err(if op.abandoned { Fault::Expired } else { fault })

@@ -4,7 +4,7 @@
 //! | the catalog says | lookups of unknown keys | files |
 //! |---|---|---|
 //! | read, clean | `Unknown` until its last entry | not scanned |
-//! | read, not clean | the same | scanned behind normal work: files it does not know are added, entries without a file go |
+//! | read, not clean | the same | scanned behind lookups and loads: files it does not know are added, entries without a file go; stores wait for that |
 //! | lost, stale | `Unknown` until the scan is over | scanned |
 
 use std::collections::HashSet;
@@ -45,6 +45,8 @@ enum Phase {
 pub(crate) struct Fill {
     phase: Phase,
     known: bool,
+    /// Every file is counted, as far as anybody can know: a kill leaves files that an unclean catalog has not heard of.
+    room_known: bool,
     /// The scan is all there is: no catalog was read.
     from_scan: bool,
     /// Every directory was listed to its end.
@@ -63,6 +65,7 @@ impl Fill {
         Self {
             phase: Phase::Catalog,
             known: false,
+            room_known: false,
             from_scan: false,
             complete: true,
             order: RankOrder::default(),
@@ -76,6 +79,11 @@ impl Fill {
     /// Whether a key that is not in the index is absent.
     pub(crate) const fn is_known(&self) -> bool {
         self.known
+    }
+
+    /// Whether it is known how much room there is, so that blocks may be stored.
+    pub(crate) const fn is_room_known(&self) -> bool {
+        self.room_known
     }
 
     /// Whether the order of eviction is whole, so that blocks may go without need of their place.
@@ -115,6 +123,7 @@ impl NvmeTier {
             CatalogState::Reading => return self.lose_patience(now),
             CatalogState::Read { clean: true } => {
                 self.fill.known = true;
+                self.fill.room_known = true;
                 self.fill.phase = Phase::Order;
                 return;
             }
@@ -186,6 +195,7 @@ impl NvmeTier {
         if scans.clone().all(|(scan, empty)| empty && matches!(scan, Scan::Ended { .. })) {
             self.fill.complete = scans.map(|(scan, _)| scan).all(|scan| scan == Scan::Ended { complete: true });
             self.fill.known = true;
+            self.fill.room_known = true;
             self.fill.phase = Phase::Sweep;
             if !self.fill.complete {
                 tracing::warn!(tier = %self.descriptor.name, "a directory could not be listed to its end: the next start scans again");
@@ -198,11 +208,12 @@ impl NvmeTier {
         }
     }
 
-    /// Unknown keys hold requests up; that ends when whatever fills the index hangs.
+    /// Unknown keys hold requests up, and unknown room holds stores up; that ends when whatever fills the index hangs.
     fn lose_patience(&mut self, now: Time) {
-        if !self.fill.known && now.since(self.fill.last_progress) > PATIENCE {
+        if !self.fill.room_known && now.since(self.fill.last_progress) > PATIENCE {
             tracing::warn!(tier = %self.descriptor.name, "reading what is stored hangs: what it has not shown counts as absent");
             self.fill.known = true;
+            self.fill.room_known = true;
         }
     }
 

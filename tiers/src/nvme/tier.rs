@@ -9,7 +9,8 @@
 //! the capacity is) is trimmed, a bounded number a poll, down to the low watermark.
 //!
 //! **Start.** The tier serves at once. Entries of the catalog, or files found by a scan, come in a bounded number a poll;
-//! until all are known a key that is not found is `Unknown`, and stores are refused as busy, since their room is not known.
+//! until all are known a key that is not found is `Unknown`. Stores are refused as busy until every file is counted, since their room is not
+//! known before: after a kill that is when the files have been listed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -265,7 +266,7 @@ impl SecondaryTier for NvmeTier {
 
     fn submit_store(&mut self, job: StoreJob) -> Result<(), Refused> {
         self.accept(job.id, job.blocks.len())?;
-        if !self.fill.is_known() {
+        if !self.fill.is_room_known() {
             self.stats.refused += 1;
             return Err(Refused::Busy);
         }
