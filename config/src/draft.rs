@@ -93,6 +93,19 @@ impl Draft {
             },
             breaker: BreakerConfig { failures: 0, cooldown: Duration::ZERO },
             tiers: Vec::new(),
+            server: ServerConfig {
+                socket: PathBuf::new(),
+                group: None,
+                allow_users: Vec::new(),
+                pools: 0,
+                sessions: 0,
+                message_bytes: 0,
+                keys_per_message: 0,
+                jobs_per_session: 0,
+                session_share: 0.0,
+                log_format: LogFormat::Text,
+                metrics: None,
+            },
         };
         Self { config, primary_size: SizeDraft::default(), tiers: Vec::new() }
     }

@@ -12,6 +12,8 @@ use crate::value::{Value, quoted};
 const TIME_MS: (u64, u64) = (1, 24 * 3_600_000);
 /// Longest text.
 const TEXT_BYTES: usize = 4096;
+/// Longest list of texts.
+const MAX_TEXTS: usize = 256;
 /// Longest path (the kernel's own limit).
 const PATH_BYTES: usize = 4095;
 /// Longest name of a tier.
@@ -38,6 +40,10 @@ pub(crate) enum Form {
     Text,
     /// A name of a tier.
     Name,
+    /// A list of texts, perhaps empty.
+    Texts,
+    /// A file.
+    Path,
     /// Directories.
     Paths,
 }
@@ -57,6 +63,8 @@ impl Form {
             Self::Word(words) => format!("one of {}", words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(", ")),
             Self::Text => format!("a string of at most {TEXT_BYTES} bytes"),
             Self::Name => format!("a string of 1 to {NAME_BYTES} letters, digits, '-', '_' or '.'"),
+            Self::Texts => format!("a list of at most {MAX_TEXTS} strings"),
+            Self::Path => "the path of a file".to_owned(),
             Self::Paths => format!("a list of 1 to {MAX_PATHS} directories"),
         };
         format!("must be {rule}")
@@ -108,6 +116,12 @@ impl Form {
                 bytes => Err(format!("shorten its {bytes} bytes, by a digest for example")),
             },
             (Self::Name, DeValue::String(text)) => name(text),
+            (Self::Texts, DeValue::Array(items)) if items.len() <= MAX_TEXTS => {
+                let text = |item: &DeValue<'_>| item.as_str().map(str::to_owned).ok_or_else(as_example);
+                items.iter().map(|item| text(item.get_ref())).collect::<Result<_, _>>().map(Value::Texts)
+            }
+            (Self::Texts, DeValue::String(text)) => Err(format!("write [{}]", quoted(text))),
+            (Self::Path, item @ DeValue::String(_)) => path(item, example).map(Value::Path),
             (Self::Paths, DeValue::Array(items)) => {
                 if items.is_empty() || items.len() > MAX_PATHS {
                     return Err(as_example());
@@ -136,6 +150,8 @@ impl Form {
                 let pattern = format!("^[A-Za-z0-9._-]{{1,{NAME_BYTES}}}$");
                 json!({ "type": "string", "pattern": pattern, "not": { "enum": RESERVED_NAMES } })
             }
+            Self::Texts => json!({ "type": "array", "maxItems": MAX_TEXTS, "items": { "type": "string" } }),
+            Self::Path => json!({ "type": "string", "minLength": 1, "maxLength": PATH_BYTES }),
             Self::Paths => json!({
                 "type": "array", "minItems": 1, "maxItems": MAX_PATHS,
                 "items": { "type": "string", "minLength": 1, "maxLength": PATH_BYTES },

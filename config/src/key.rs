@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::bounds::MAX_BLOCKS;
 use crate::draft::Kind;
 use crate::form::Form;
-use crate::model::{Choice, Policy};
+use crate::model::{Choice, LogFormat, Policy};
 use crate::value::Value;
 
 /// One key of a section: what the parser, the writer, the schema and the example know of it.
@@ -93,6 +93,9 @@ pub(crate) enum Place<'a> {
     Kind(&'a mut Option<Kind>),
     Text(&'a mut String),
     TextOrUnset(&'a mut Option<String>),
+    Texts(&'a mut Vec<String>),
+    Path(&'a mut PathBuf),
+    LogFormat(&'a mut LogFormat),
     Paths(&'a mut Vec<PathBuf>),
 }
 
@@ -117,6 +120,10 @@ impl Place<'_> {
             }
             (Self::Text(place), Value::Text(value)) => *place = value,
             (Self::TextOrUnset(place), Value::Text(value)) => *place = Some(value),
+            (Self::Texts(place), Value::Texts(value)) => *place = value,
+            (Self::Path(place), Value::Path(value)) => *place = value,
+            (Self::Path(place), Value::PlainPath(value)) => *place = value.into(),
+            (Self::LogFormat(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
             (Self::Paths(place), Value::Paths(value)) => *place = value,
             _ => return false,
         }
@@ -139,6 +146,9 @@ impl Place<'_> {
             Self::Kind(place) => Value::Word((*place)?.word()),
             Self::Text(place) => Value::Text(place.clone()),
             Self::TextOrUnset(place) => Value::Text(place.clone()?),
+            Self::Texts(place) => Value::Texts(place.clone()),
+            Self::Path(place) => Value::Path(place.clone()),
+            Self::LogFormat(place) => Value::Word(place.word()),
             Self::Paths(place) => Value::Paths(place.clone()),
         })
     }

@@ -5,8 +5,11 @@ use crate::bounds::{MAX_BLOCK_BYTES, MAX_PRIMARY_BYTES};
 use crate::draft::Draft;
 use crate::form::Form;
 use crate::key::*;
-use crate::model::Policy;
+use crate::model::{LogFormat, Policy, ServerConfig};
 use crate::value::Value;
+
+/// Where engines look for the daemon if nobody tells them otherwise.
+const DEFAULT_SOCKET: &str = "/run/terrace/terrace.sock";
 
 /// One table of the file.
 pub(crate) struct Section {
@@ -20,7 +23,7 @@ const fn text(name: &'static str, place: for<'a> fn(&'a mut Draft) -> Place<'a>,
 }
 
 /// All tables of the file but `[[tier]]`, in the order in which they are written.
-pub(crate) static SECTIONS: [Section; 7] = [
+pub(crate) static SECTIONS: [Section; 8] = [
     Section { name: "primary", doc: "The DRAM tier: the shared region that GPU copies fill.", keys: &PRIMARY },
     Section { name: "geometry", doc: "Shape of a block. Part of the namespace.", keys: &GEOMETRY },
     Section {
@@ -36,6 +39,7 @@ pub(crate) static SECTIONS: [Section; 7] = [
     },
     Section { name: "deadlines", doc: "How long each class of operation may take.", keys: &DEADLINES },
     Section { name: "breaker", doc: "When a failing tier is switched off.", keys: &BREAKER },
+    Section { name: "server", doc: "The daemon, `terrace serve`. Not used in process.", keys: &SERVER },
 ];
 
 static PRIMARY: [Key<Draft>; 7] = [
@@ -264,3 +268,94 @@ static BREAKER: [Key<Draft>; 2] = [
         "How long it stays off before one job is let through to try it.",
     ),
 ];
+
+static SERVER: [Key<Draft>; 11] = [
+    row(
+        "socket",
+        Form::Path,
+        Preset::Is(Value::PlainPath(DEFAULT_SOCKET)),
+        |d| Place::Path(&mut d.config.server.socket),
+        "The Unix socket to listen on.",
+    ),
+    row(
+        "group",
+        Form::Text,
+        Preset::Unset("\"vllm\""),
+        |d| Place::TextOrUnset(&mut d.config.server.group),
+        "Group (name or number) that may connect, beside the owner. If left out: nobody else (mode 0600).",
+    ),
+    row(
+        "allow_users",
+        Form::Texts,
+        Preset::Is(Value::Texts(Vec::new())),
+        |d| Place::Texts(&mut d.config.server.allow_users),
+        "Users (names or numbers) that are admitted, beside root and the daemon's own.",
+    ),
+    row(
+        "pools",
+        count(1, 64),
+        number(1),
+        |d| Place::Count(&mut d.config.server.pools),
+        "Namespaces (models) that can be open at once; each has an equal part of every capacity.",
+    ),
+    row(
+        "sessions",
+        count(1, 65_536),
+        number(256),
+        |d| Place::Count(&mut d.config.server.sessions),
+        "Sessions open at once: a vLLM engine has one, and one for each of its workers.",
+    ),
+    row(
+        "message_bytes",
+        Form::Size { min: 64 << 10, max: 1 << 30 },
+        Preset::Is(Value::Size(16 << 20)),
+        |d| Place::Size(&mut d.config.server.message_bytes),
+        "Longest message.",
+    ),
+    row(
+        "keys_per_message",
+        count(1, 1 << 24),
+        number(131_072),
+        |d| Place::Count(&mut d.config.server.keys_per_message),
+        "Keys in one message.",
+    ),
+    row(
+        "jobs_per_session",
+        count(1, 1 << 24),
+        number(65_536),
+        |d| Place::Count(&mut d.config.server.jobs_per_session),
+        "Jobs and leases of one session that have not ended.",
+    ),
+    row(
+        "session_share",
+        Form::Share,
+        share(0.5),
+        |d| Place::Share(&mut d.config.server.session_share),
+        "Share of a pool's slots that one session may have leased, loading or being stored.",
+    ),
+    row(
+        "log_format",
+        Form::Word(LogFormat::WORDS),
+        word("text"),
+        |d| Place::LogFormat(&mut d.config.server.log_format),
+        "\"text\" for people, \"json\" for one object a line.",
+    ),
+    row(
+        "metrics",
+        Form::Text,
+        Preset::Unset("\"127.0.0.1:9464\""),
+        |d| Place::TextOrUnset(&mut d.config.server.metrics),
+        "Loopback address of the Prometheus endpoint. If left out: none.",
+    ),
+];
+
+/// The section `[server]` with no key written.
+pub(crate) fn default_server() -> ServerConfig {
+    let mut draft = Draft::blank();
+    for key in &SERVER {
+        if let Preset::Is(value) = &key.preset {
+            (key.place)(&mut draft).put(value.clone());
+        }
+    }
+    draft.config.server
+}

@@ -19,6 +19,7 @@ pub mod model;
 pub mod namespace;
 mod nearest;
 mod parse;
+mod pool;
 mod relations;
 mod report;
 mod schema;

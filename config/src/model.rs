@@ -26,6 +26,8 @@ pub struct Config {
     pub breaker: BreakerConfig,
     /// Secondary tiers, asked in this order.
     pub tiers: Vec<TierConfig>,
+    /// The daemon. Not used in process.
+    pub server: ServerConfig,
 }
 
 /// The DRAM tier.
@@ -182,6 +184,49 @@ pub struct NvmeConfig {
     pub io_uring: Choice,
     /// RocksDB catalog; without it the catalog is rebuilt from the files at each start.
     pub catalog: Choice,
+}
+
+/// The daemon that `terrace serve` runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    /// The Unix socket that it listens on.
+    pub socket: PathBuf,
+    /// Group (name or number) that may connect beside the owner. `None`: mode 0600.
+    pub group: Option<String>,
+    /// Users (names or numbers) that are admitted beside root and the daemon's own.
+    pub allow_users: Vec<String>,
+    /// Namespaces that can be open at once; each has an equal part of every capacity.
+    pub pools: u32,
+    /// Sessions open at once.
+    pub sessions: u32,
+    /// Longest message, in bytes.
+    pub message_bytes: u32,
+    /// Keys in one message.
+    pub keys_per_message: u32,
+    /// Jobs and leases of one session that have not ended.
+    pub jobs_per_session: u32,
+    /// Share of a pool's slots that one session may have leased, loading or being stored.
+    pub session_share: f64,
+    /// How lines of the log are written.
+    pub log_format: LogFormat,
+    /// Loopback address of the Prometheus endpoint, such as `127.0.0.1:9464`. `None`: there is none.
+    pub metrics: Option<String>,
+}
+
+impl Default for ServerConfig {
+    /// Every key with its default.
+    fn default() -> Self {
+        crate::keys::default_server()
+    }
+}
+
+/// How lines of the log are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
 }
 
 /// Process memory as a tier.

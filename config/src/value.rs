@@ -18,6 +18,10 @@ pub(crate) enum Value {
     Time(Duration),
     Word(&'static str),
     Text(String),
+    Texts(Vec<String>),
+    Path(PathBuf),
+    /// A path known at compile time: the default of a key.
+    PlainPath(&'static str),
     Paths(Vec<PathBuf>),
 }
 
@@ -33,6 +37,9 @@ impl Value {
             Self::Time(duration) => quoted(&format_duration(*duration)),
             Self::Word(word) => quoted(word),
             Self::Text(text) => quoted(text),
+            Self::Texts(texts) => format!("[{}]", texts.iter().map(|t| quoted(t)).collect::<Vec<_>>().join(", ")),
+            Self::Path(path) => quoted(&path.to_string_lossy()),
+            Self::PlainPath(path) => quoted(path),
             Self::Paths(paths) => {
                 let paths: Vec<String> = paths.iter().map(|path| quoted(&path.to_string_lossy())).collect();
                 format!("[{}]", paths.join(", "))
@@ -50,6 +57,9 @@ impl Value {
             Self::Time(duration) => json!(format_duration(*duration)),
             Self::Word(word) => json!(word),
             Self::Text(text) => json!(text),
+            Self::Texts(texts) => json!(texts),
+            Self::Path(path) => json!(path.to_string_lossy()),
+            Self::PlainPath(path) => json!(path),
             Self::Paths(paths) => json!(paths.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>()),
         }
     }

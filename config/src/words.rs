@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::ConfigError;
-use crate::model::{Choice, Policy, TierKind};
+use crate::model::{Choice, LogFormat, Policy, TierKind};
 
 impl Policy {
     /// The words of all policies, in the order of the variants.
@@ -34,6 +34,31 @@ impl FromStr for Policy {
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.word())
+    }
+}
+
+impl LogFormat {
+    /// The words of all formats, in the order of the variants.
+    pub const WORDS: &'static [&'static str] = &["text", "json"];
+
+    /// The word that names the format in a configuration.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = ConfigError;
+
+    fn from_str(word: &str) -> Result<Self, ConfigError> {
+        match word {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(ConfigError::UnknownWord { word: word.to_owned(), words: Self::WORDS }),
+        }
     }
 }
 

@@ -172,11 +172,11 @@ fn files() {
             ],
         ),
         (
-            "capacity = 3\n[prmary]\n[primary]\nblocks = 3\n[server]\nsocket = 4".to_owned(),
+            "capacity = 3\n[prmary]\n[primary]\nblocks = 3\n[serve]\nsocket = 4".to_owned(),
             vec![
                 "1: capacity = 3: is no table of the configuration; write it under [primary]",
                 "2: prmary: is no table of the configuration; write primary",
-                "5: server: is no table of the configuration; remove it",
+                "5: serve: is no table of the configuration; write server",
             ],
         ),
         // Sizes of the primary.

@@ -115,6 +115,30 @@ fn tier(i: usize) -> impl Strategy<Value = TierConfig> {
         .prop_map(move |(name, backfill, kind)| TierConfig { name: format!("{i}{name}"), backfill, kind })
 }
 
+fn server() -> impl Strategy<Value = ServerConfig> {
+    let texts = proptest::collection::vec("[a-z0-9\"\\\\]{0,8}", 0..4);
+    let format = prop_oneof![Just(LogFormat::Text), Just(LogFormat::Json)];
+    let names = ("/[a-z]{1,9}", proptest::option::of("[a-z]{1,9}"), texts, proptest::option::of("[0-9.:]{1,20}"));
+    let bounds = (1..=64_u32, 1..=65_536_u32, (64 << 10)..=(1_u32 << 30), 1..=(1_u32 << 24), 1..=(1_u32 << 24));
+    (names, bounds, 0.0..=1.0_f64, format).prop_map(|(names, bounds, session_share, log_format)| {
+        let (socket, group, allow_users, metrics) = names;
+        let (pools, sessions, message_bytes, keys_per_message, jobs_per_session) = bounds;
+        ServerConfig {
+            socket: socket.into(),
+            group,
+            allow_users,
+            pools,
+            sessions,
+            message_bytes,
+            keys_per_message,
+            jobs_per_session,
+            session_share,
+            log_format,
+            metrics,
+        }
+    })
+}
+
 prop_compose! {
     fn config()(
         primary in primary(),
@@ -126,6 +150,7 @@ prop_compose! {
         (failures, cooldown) in (1..=1_000_000_u32, duration()),
         tiers in (tier(0), tier(1), tier(2)),
         tier_count in 0..=3_usize,
+        server in server(),
     ) -> Config {
         Config {
             primary,
@@ -135,6 +160,7 @@ prop_compose! {
             limits,
             deadlines,
             breaker: BreakerConfig { failures, cooldown },
+            server,
             tiers: [tiers.0, tiers.1, tiers.2].into_iter().take(tier_count).collect(),
         }
     }
@@ -250,6 +276,19 @@ fn what_is_left_out_has_its_default() {
             drain: secs(30),
         },
         breaker: BreakerConfig { failures: 5, cooldown: secs(5) },
+        server: ServerConfig {
+            socket: "/run/terrace/terrace.sock".into(),
+            group: None,
+            allow_users: Vec::new(),
+            pools: 1,
+            sessions: 256,
+            message_bytes: 16 << 20,
+            keys_per_message: 131_072,
+            jobs_per_session: 65_536,
+            session_share: 0.5,
+            log_format: LogFormat::Text,
+            metrics: None,
+        },
         tiers: vec![
             tier("nvme", nvme(&["/a", "/b"], 10 * ((2 << 20) + 4096))),
             tier("memory", TierKind::Memory(MemoryConfig { capacity_bytes: 3 * (2 << 20) })),

@@ -11,6 +11,7 @@ mod error;
 mod groups;
 mod hashes;
 mod pages;
+pub mod protocol;
 mod scheduler;
 mod worker;
 

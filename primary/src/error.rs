@@ -65,6 +65,23 @@ pub enum PrimaryError {
         /// What the machine says.
         why: String,
     },
+    /// Another process's region lies in a file that could be cut off under this one.
+    #[error(
+        "the file of the primary region is not sealed against shrinking (F_SEAL_SHRINK), and a page that is cut off would kill this \
+         process: hand over the descriptor that `Region::fd` gives"
+    )]
+    Unsealed,
+    /// Another process's region is smaller than it says.
+    #[error(
+        "the file of the primary region has {file_bytes} bytes, its slots take {need_bytes}: hand over the number of slots and \
+         the stride that the region was made with"
+    )]
+    ShortFile {
+        /// Bytes of all slots.
+        need_bytes: u64,
+        /// Length of the file.
+        file_bytes: u64,
+    },
     /// The operating system refused a step.
     #[error("the primary region: {step} failed")]
     System {

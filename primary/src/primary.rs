@@ -1,6 +1,7 @@
 //! The block table of the primary tier: which block is in which slot, who uses it, and which leaves next.
 
 mod displace;
+mod usable;
 
 use std::ops::ControlFlow;
 
@@ -49,7 +50,11 @@ pub struct Primary {
     /// One bit a slot: in limbo.
     limbo_bits: Vec<u64>,
     blocks: u32,
-    /// Slots never used since the start or the last clear; those below are used or in the free list.
+    /// Slots that can be handed out, from the first one on.
+    usable: u32,
+    /// Whether the caller has said how many those are.
+    usable_told: bool,
+    /// The first slot that was never used; those below are used or in the free list.
     untouched: u32,
     /// First slot of the free list plus 1.
     free_head: u32,
@@ -72,6 +77,8 @@ impl Primary {
             victims: Vec::with_capacity(VICTIMS_AT_ONCE as usize),
             limbo_bits: vec![0; (blocks as usize).div_ceil(64)],
             blocks,
+            usable: blocks,
+            usable_told: false,
             untouched: 0,
             free_head: 0,
             free: blocks,
@@ -83,12 +90,12 @@ impl Primary {
         }
     }
 
-    /// Slots, free or not.
+    /// Slots, free or not, usable or not.
     pub const fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Slots that hold nothing and can be handed out.
+    /// Slots that hold nothing and can be handed out. Those that are not usable yet do not count.
     pub const fn free(&self) -> u32 {
         self.free
     }
@@ -237,7 +244,7 @@ impl Primary {
     pub fn insert_writing(&mut self, key: &Key) -> Option<SlotId> {
         let slot = match self.free_head.checked_sub(1) {
             Some(slot) => SlotId(slot),
-            None if self.untouched < self.blocks => SlotId(self.untouched),
+            None if self.untouched < self.usable => SlotId(self.untouched),
             None => return None,
         };
         if !self.table.insert(key, slot.0) {
@@ -379,8 +386,11 @@ impl Primary {
         self.table.check()?;
         let (mut evictable, mut writing, mut limbo, mut readers, mut free) = (0, 0, 0, 0, 0);
         for slot in (0..self.blocks).map(SlotId) {
+            if slot.0 >= self.usable && (self.state(slot) != BlockState::Free || slot.0 < self.untouched) {
+                return Err(format!("{slot:?} was handed out and only {} are usable", self.usable));
+            }
             match self.state(slot) {
-                BlockState::Free => free += 1,
+                BlockState::Free => free += u32::from(slot.0 < self.usable),
                 BlockState::Writing => writing += 1,
                 BlockState::Ready { readers: count } => {
                     evictable += u32::from(count == 0);
@@ -397,7 +407,7 @@ impl Primary {
         if seen != counted {
             return Err(format!("(free, evictable, writing, limbo, readers): {seen:?} seen, {counted:?} counted"));
         }
-        let mut listed = self.blocks - self.untouched;
+        let mut listed = self.usable - self.untouched;
         let mut next = self.free_head;
         while let Some(slot) = next.checked_sub(1).map(SlotId) {
             listed += 1;

@@ -32,6 +32,7 @@ enum Op {
     TouchEarly(Vec<u32>),
     SetCrc(u32, u32),
     SetOrigin(u32, u8),
+    SetUsable(u32),
 }
 
 fn op(slots: u32) -> impl Strategy<Value = Op> {
@@ -52,6 +53,7 @@ fn op(slots: u32) -> impl Strategy<Value = Op> {
         12 => prop::collection::vec(slot.clone(), 0..5).prop_map(Op::TouchEarly),
         4 => (slot.clone(), any::<u32>()).prop_map(|(slot, crc)| Op::SetCrc(slot, crc)),
         4 => (slot, any::<u8>()).prop_map(|(slot, origin)| Op::SetOrigin(slot, origin)),
+        8 => (0..slots + 2).prop_map(Op::SetUsable),
     ]
 }
 
@@ -128,12 +130,14 @@ impl Model {
     }
 }
 
-fn run(slots: u32, policy: Policy, ops: Vec<Op>) -> Result<(), TestCaseError> {
+/// `first`: the slots that are usable at the start; none said: all.
+fn run(slots: u32, first: Option<u32>, policy: Policy, ops: Vec<Op>) -> Result<(), TestCaseError> {
     let mut primary = Primary::new(slots, 32, policy);
     let mut model = Model::default();
     let mut misuse = 0;
-    for op in ops {
-        let free = slots - model.blocks.len() as u32 - model.limbo.len() as u32;
+    let (mut usable, mut told, mut handed_out) = (slots, false, false);
+    for op in first.map(Op::SetUsable).into_iter().chain(ops) {
+        let free = usable - model.blocks.len() as u32 - model.limbo.len() as u32;
         let state = |model: &Model, slot: &u32| model.state(*slot);
         let mut expect = |got: bool, expected: bool| {
             misuse += u64::from(!expected);
@@ -145,6 +149,8 @@ fn run(slots: u32, policy: Policy, ops: Vec<Op>) -> Result<(), TestCaseError> {
                 let fits = free > 0 && model.blocks.values().all(|block| block.key != *number);
                 prop_assert_eq!(taken.is_some(), fits);
                 if let Some(SlotId(slot)) = taken {
+                    handed_out = true;
+                    prop_assert!(slot < usable, "slot {} of {} usable ones", slot, usable);
                     prop_assert_eq!(model.state(slot), BlockState::Free);
                     let block = Block { key: *number, ready: false, readers: 0, crc32: None, origin: 0 };
                     model.blocks.insert(slot, block);
@@ -175,6 +181,8 @@ fn run(slots: u32, policy: Policy, ops: Vec<Op>) -> Result<(), TestCaseError> {
                 prop_assert!(taken.is_some() || !absent || (0..slots).all(|slot| !model.evictable(slot)));
                 gone.iter().for_each(|slot| model.forget(*slot));
                 if let Some(SlotId(slot)) = taken {
+                    handed_out = true;
+                    prop_assert!(slot < usable, "slot {} of {} usable ones", slot, usable);
                     prop_assert_eq!(model.state(slot), BlockState::Free);
                     let block = Block { key: *number, ready: false, readers: 0, crc32: None, origin: OF_THIS_RUN };
                     model.blocks.insert(slot, block);
@@ -280,7 +288,15 @@ fn run(slots: u32, policy: Policy, ops: Vec<Op>) -> Result<(), TestCaseError> {
                 expect(true, block.is_some());
                 block.into_iter().for_each(|block| block.origin = *origin);
             }
+            Op::SetUsable(count) => {
+                primary.set_usable(*count);
+                let first = !told && !handed_out;
+                told = true;
+                usable = if first { slots.min(*count) } else { usable.max(slots.min(*count)) };
+            }
         }
+        let used = model.blocks.len() as u32 + model.limbo.len() as u32;
+        prop_assert_eq!((primary.usable(), primary.free()), (usable, usable - used), "{:?}", op);
         primary.check().map_err(|fault| TestCaseError::fail(format!("{op:?}: {fault}")))?;
         compare(&primary, &model, slots)?;
         prop_assert_eq!(primary.stats().misuse, misuse, "{:?}", op);
@@ -316,14 +332,20 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn lru(case in (1..20_u32).prop_flat_map(|slots| (Just(slots), prop::collection::vec(op(slots + 1), 0..200)))) {
-        run(case.0, Policy::Lru, case.1)?;
+    fn lru((slots, first, ops) in case()) {
+        run(slots, first, Policy::Lru, ops)?;
     }
 
     #[test]
-    fn arc(case in (1..20_u32).prop_flat_map(|slots| (Just(slots), prop::collection::vec(op(slots + 1), 0..200)))) {
-        run(case.0, Policy::Arc, case.1)?;
+    fn arc((slots, first, ops) in case()) {
+        run(slots, first, Policy::Arc, ops)?;
     }
+}
+
+/// Slots, those usable at the start, and what is done.
+fn case() -> impl Strategy<Value = (u32, Option<u32>, Vec<Op>)> {
+    (1..20_u32)
+        .prop_flat_map(|slots| (Just(slots), prop::option::of(0..slots), prop::collection::vec(op(slots + 1), 0..200)))
 }
 
 /// A weak reference (slot and generation) never outlives its block.

@@ -43,16 +43,23 @@ impl TieringOffloadingManager {
             slots.truncate(first);
             return Err(error);
         }
-        self.count_loads(id, &slots[first..]);
-        self.primary.touch_early(slots[first..].iter().rev().copied());
-        self.release_holds(id);
+        for slot in &slots[first..] {
+            *self.loading.entry(*slot).or_insert(0) += 1;
+        }
+        self.load_begins(id, &slots[first..]);
         Ok(())
     }
 
-    fn count_loads(&mut self, id: RequestId, slots: &[SlotId]) {
+    /// Counts where these blocks came from, makes them the most recent ones, the first one the most, and ends the request's holds.
+    pub(crate) fn load_begins(&mut self, id: RequestId, slots: &[SlotId]) {
+        self.count_sources(id, slots);
+        self.primary.touch_early(slots.iter().rev().copied());
+        self.release_holds(id);
+    }
+
+    fn count_sources(&mut self, id: RequestId, slots: &[SlotId]) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         for slot in slots {
-            *self.loading.entry(*slot).or_insert(0) += 1;
             match self.primary.origin(*slot).checked_sub(1).map(usize::from) {
                 None => {
                     request.summary.hits_primary += 1;

@@ -96,7 +96,7 @@ impl TieringOffloadingManager {
     }
 
     /// Ends the holds of earlier steps, and says whether the request waits for something.
-    fn start_lookup(&mut self, id: RequestId, keys: usize) -> Option<bool> {
+    pub(crate) fn start_lookup(&mut self, id: RequestId, keys: usize) -> Option<bool> {
         let step = self.step;
         let request = self.requests.get_mut(&id)?;
         request.summary.keys_looked_up += keys as u64;
@@ -182,7 +182,7 @@ impl TieringOffloadingManager {
         self.answer(id, keys, classes, run, Shortage::PromoteNone, scope, out);
     }
 
-    fn lookup_each(
+    pub(crate) fn lookup_each(
         &mut self,
         id: RequestId,
         keys: &[Key],
@@ -199,7 +199,7 @@ impl TieringOffloadingManager {
     }
 
     /// Whom to ask: nobody but the primary once the request has waited for `deadlines.lookup`.
-    fn scope(&mut self, id: RequestId, waiting: bool) -> Scope {
+    pub(crate) fn scope(&mut self, id: RequestId, waiting: bool) -> Scope {
         let now = self.now();
         let request = self.requests.get(&id);
         let filter = request.map(|request| request.tiers).unwrap_or_default();

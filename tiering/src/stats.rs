@@ -48,6 +48,8 @@ pub struct Stats {
     pub holds_refused: u64,
     /// Requests whose holds ended at `deadlines.hold`.
     pub holds_expired: u64,
+    /// Blocks that `locate` found and did not give out: no reader was left.
+    pub leases_refused: u64,
     /// Gauge: pins.
     pub pins: u64,
     /// Pins refused: share exhausted.

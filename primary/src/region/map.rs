@@ -1,5 +1,5 @@
 //! The mapping behind a region.
-#![expect(unsafe_code, reason = "shared memory: mapping, advice and copies by address")]
+#![expect(unsafe_code, reason = "shared memory: mapping and advice by address")]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use super::PageKind;
 /// Bytes of a huge page.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A sealed memfd, mapped shared.
+/// A memfd that cannot shrink, mapped shared.
 #[derive(Debug)]
 pub(super) struct Mapping {
     start: NonNull<u8>,
@@ -42,8 +42,18 @@ impl Mapping {
         let fd = memfd_create("terrace-primary", flags)?;
         ftruncate(&fd, bytes as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        // SAFETY: the file has exactly this length and can never shrink.
+        unsafe { Self::of(fd, bytes, pages) }
+    }
+
+    /// Maps the first `bytes` of `fd`.
+    ///
+    /// # Safety
+    /// The file is at least that long and can never shrink: touching a page beyond its end kills the process. `bytes` is a multiple
+    /// of its page size.
+    pub(super) unsafe fn of(fd: OwnedFd, bytes: usize, pages: PageKind) -> Result<Self, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice over a file of exactly this length that can never shrink.
+        // SAFETY: a new mapping at an address of the kernel's choice; the caller vouches for the file.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0) }?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
         let mapping = Self { start, bytes, fd, pages };
@@ -80,7 +90,7 @@ impl Mapping {
             Err(Errno::INVAL) => {
                 for at in (offset..offset + len).step_by(page_size()) {
                     if let Some(byte) = self.at(at) {
-                        // SAFETY: the byte is in the mapping, which nobody else has yet; it is zero before and after.
+                        // SAFETY: the byte is in the mapping, in a range that nobody has been given yet; it is zero before and after.
                         unsafe { byte.write_volatile(0) };
                     }
                 }
@@ -90,10 +100,11 @@ impl Mapping {
         }
     }
 
-    /// Locks all of it in memory.
-    pub(super) fn lock(&self) -> Result<(), Errno> {
-        // SAFETY: the range is the mapping; locking changes no content.
-        unsafe { mlock(self.start.as_ptr().cast(), self.bytes) }
+    /// Locks a page-aligned range in memory.
+    pub(super) fn lock(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        let start = self.at(offset).filter(|_| self.covers(offset, len)).ok_or(Errno::INVAL)?;
+        // SAFETY: the range is inside the mapping; locking changes no content.
+        unsafe { mlock(start.as_ptr().cast(), len) }
     }
 
     fn advise(&self, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
@@ -104,6 +115,10 @@ impl Mapping {
 
     pub(super) const fn parts(&self) -> (NonNull<u8>, usize) {
         (self.start, self.bytes)
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -120,25 +135,7 @@ impl Mapping {
         (offset < self.bytes).then(|| unsafe { self.start.add(offset) })
     }
 
-    pub(super) fn read(&self, offset: usize, to: &mut [u8]) -> bool {
-        if !self.covers(offset, to.len()) {
-            return false;
-        }
-        // SAFETY: the range was checked; `to` is memory of the caller's and cannot overlap a mapping without references.
-        unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr().add(offset), to.as_mut_ptr(), to.len()) };
-        true
-    }
-
-    pub(super) fn write(&self, offset: usize, from: &[u8]) -> bool {
-        if !self.covers(offset, from.len()) {
-            return false;
-        }
-        // SAFETY: as in `read`; that nobody else uses the slot meanwhile is the caller's rule.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.start.as_ptr().add(offset), from.len()) };
-        true
-    }
-
-    fn covers(&self, offset: usize, len: usize) -> bool {
+    pub(super) fn covers(&self, offset: usize, len: usize) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.bytes)
     }
 }

@@ -1,43 +1,37 @@
-//! The start of a region: ask what may be had, map, bind, back, lock, each with an error that names its fix.
+//! The start of a region: ask what may be had, map, bind, each with an error that names its fix.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use terrace_config::Choice;
 
+use super::backing::Backing;
 use super::map::{HUGE_PAGE_BYTES, Mapping};
-use super::prefault::prefault;
-use super::{PageKind, Progress, RegionOptions, limits};
+use super::{PageKind, RegionOptions, limits};
 use crate::error::PrimaryError;
 
-/// A mapping of at least `bytes`, all of it backed.
-pub(super) fn start(bytes: usize, options: &RegionOptions, progress: Progress<'_>) -> Result<Mapping, PrimaryError> {
+/// A mapping of at least `bytes`, none of it backed, and what backs it.
+pub(super) fn start(bytes: usize, options: &RegionOptions) -> Result<(Arc<Mapping>, Backing), PrimaryError> {
     let root = Path::new("/");
     if let Some(node) = options.numa_node
         && !limits::has_node(root, node)
     {
         return Err(PrimaryError::NumaNode { node, why: "this machine has no such node".to_owned() });
     }
-    let lock_refused = |limit_bytes| PrimaryError::LockLimit { need_bytes: bytes as u64, limit_bytes };
     if options.lock_memory
         && let Some(limit_bytes) = limits::lock_limit(root).filter(|limit_bytes| *limit_bytes < bytes as u64)
     {
-        return Err(lock_refused(limit_bytes));
+        return Err(PrimaryError::LockLimit { need_bytes: bytes as u64, limit_bytes });
     }
     let mapping = map(bytes, options, root)?;
     if let Some(node) = options.numa_node {
         let refused = |errno: Errno| PrimaryError::NumaNode { node, why: format!("mbind: {errno}") };
         mapping.bind(node).map_err(refused)?;
     }
-    prefault(&mapping, options.prefault_threads, progress).map_err(system("backing its pages"))?;
-    if options.lock_memory {
-        mapping.lock().map_err(|errno| match errno {
-            // What the process had locked before counts too, and a container may have less than its own view says.
-            Errno::NOMEM | Errno::PERM | Errno::AGAIN => lock_refused(limits::lock_limit(root).unwrap_or(0)),
-            errno => system("locking its memory")(errno),
-        })?;
-    }
-    Ok(mapping)
+    let mapping = Arc::new(mapping);
+    let backing = Backing::new(Arc::clone(&mapping), options.lock_memory, options.numa_node, root.to_owned());
+    Ok((mapping, backing))
 }
 
 /// Huge pages where they are asked for and reserved, normal ones else.

@@ -97,6 +97,7 @@ fn config(rng: &mut Rng, geometry: Geometry) -> Config {
     let seconds = |rng: &mut Rng, from: u64, to: u64| Duration::from_millis(rng.between(from * 1000, to * 1000));
     let lookup = seconds(rng, 1, 3);
     Config {
+        server: Default::default(),
         primary: PrimaryConfig {
             blocks: rng.between(4, u64::from(MOST_SLOTS)) as u32,
             policy: [Policy::Lru, Policy::Arc][rng.index(2)],

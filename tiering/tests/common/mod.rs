@@ -31,6 +31,7 @@ pub fn keys(range: std::ops::Range<u32>) -> Vec<Key> {
 /// `blocks` slots; every share is one half.
 pub fn config(blocks: u32) -> Config {
     Config {
+        server: Default::default(),
         primary: PrimaryConfig {
             blocks,
             policy: Policy::Lru,

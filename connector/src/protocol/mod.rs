@@ -1,0 +1,21 @@
+//! What goes over the local socket: frames and the messages in them. The page for other languages is `docs/protocol.md`; the vectors in
+//! `tests/protocol/vectors.json` hold both to each other.
+
+mod code;
+mod error;
+mod frame;
+mod keys;
+mod limits;
+mod message;
+
+pub use code::{decode, encode};
+pub use error::{ErrorCode, ErrorReply, ProtocolError};
+pub use frame::{FrameFlags, FrameHeader, HEADER_BYTES, Kind, MAGIC, VERSION};
+pub use keys::{keys_from_bytes, keys_to_bytes, numbers_from_bytes, numbers_to_bytes};
+pub use limits::{MAX_DESCRIPTORS, MAX_HELLO_BYTES, WireLimits};
+pub use message::{
+    Answer, Complete, CompletedJob, EndStep, EndStepReply, EventBatch, ForeignRegion, Goodbye, Hello, HelloReply,
+    JobOutcome, LeaseEnd, LoadRows, Lookup, LookupReply, Pin, PinReply, PrepareStore, PrepareStoreReply, Query,
+    Refusal, RowsDone, Scan, StatsReply, StoreRows, TierInfo, Unpin, WANT_EVENTS, WANT_STATS, WireGeometry,
+    WireNamespace,
+};

@@ -1,0 +1,168 @@
+//! Lookups in two halves, for engines that decide elsewhere which of the answers matter: `locate` says where each key is and takes
+//! readers on what is there, `wait_for` brings what the engine then says it waits for, `begin_load` turns readers into a load.
+
+use std::ops::ControlFlow;
+
+use terrace_primary::{BlockState, Key, SlotId};
+
+use crate::classify::{Class, KEYS_AT_ONCE};
+use crate::error::TieringError;
+use crate::lookup::Lookup;
+use crate::manager::TieringOffloadingManager;
+use crate::request::RequestId;
+
+/// Where a key was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Located {
+    /// Readable in the primary. `origin` 0: an engine stored it; `t + 1`: tier `t` brought it and it was not loaded since.
+    Hit {
+        /// Where.
+        slot: SlotId,
+        /// Who brought it.
+        origin: u8,
+    },
+    /// On its way to the primary.
+    Pending,
+    /// Readable in this tier.
+    Found {
+        /// Its index.
+        tier: u8,
+    },
+    /// Not known yet: ask again in a later step.
+    Retry,
+    /// Not to be had.
+    Miss,
+}
+
+/// How far `locate` goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scan {
+    /// Up to the first miss.
+    Prefix,
+    /// All keys.
+    Each,
+}
+
+impl TieringOffloadingManager {
+    /// Says where each of `keys` is, without bringing anything, and appends the answers to `out`: one for each key, or with [`Scan::Prefix`] up to
+    /// and with the first `Miss`. The first call of a step polls the tiers and ends the request's holds.
+    ///
+    /// `readers`: takes one reader on each `Hit`, to be ended by `complete_load`, as long as the number, which counts down, allows it; beyond,
+    /// what is there is a `Miss`. `None`: takes none, and a `Hit` may be gone by the next call.
+    pub fn locate(
+        &mut self,
+        id: RequestId,
+        keys: &[Key],
+        scan: Scan,
+        mut readers: Option<&mut u32>,
+        out: &mut Vec<Located>,
+    ) -> Result<(), TieringError> {
+        self.check_call(id, keys.len())?;
+        self.poll_once();
+        let Some(waiting) = self.start_lookup(id, keys.len()) else { return Err(TieringError::UnknownRequest(id)) };
+        self.counts.lookups += 1;
+        self.counts.keys_looked_up += keys.len() as u64;
+        let first = out.len();
+        if self.resetting {
+            out.extend(keys.iter().take(1).map(|_| Located::Miss));
+        } else {
+            let scope = self.scope(id, waiting);
+            let mut classes = std::mem::take(&mut self.scratch.classes);
+            'scan: for keys in keys.chunks(KEYS_AT_ONCE) {
+                classes.clear();
+                classes.resize(keys.len(), Class::Absent);
+                self.classify(keys, &mut classes, scope);
+                for class in &classes {
+                    let located = self.located(*class, readers.as_deref_mut());
+                    out.push(located);
+                    if located == Located::Miss && scan == Scan::Prefix {
+                        break 'scan;
+                    }
+                }
+            }
+            self.scratch.classes = classes;
+        }
+        if scan == Scan::Each {
+            out.resize(first + keys.len(), Located::Miss);
+        }
+        self.count_located(&out[first..], keys.len());
+        Ok(())
+    }
+
+    fn located(&mut self, class: Class, readers: Option<&mut u32>) -> Located {
+        match class {
+            Class::Ready(slot) => {
+                let hit = Located::Hit { slot, origin: self.primary.origin(slot) };
+                let Some(left) = readers else { return hit };
+                if *left == 0 || !self.primary.acquire(slot) {
+                    self.counts.leases_refused += 1;
+                    return Located::Miss;
+                }
+                *left -= 1;
+                *self.loading.entry(slot).or_insert(0) += 1;
+                hit
+            }
+            Class::Writing => Located::Pending,
+            Class::Tier(tier) => Located::Found { tier },
+            Class::Unknown => Located::Retry,
+            Class::Absent => Located::Miss,
+        }
+    }
+
+    fn count_located(&mut self, answers: &[Located], keys: usize) {
+        for answer in answers {
+            match answer {
+                Located::Hit { .. } => self.counts.hits += 1,
+                Located::Pending | Located::Found { .. } => self.counts.pending += 1,
+                Located::Retry => self.counts.retries += 1,
+                Located::Miss => self.counts.misses += 1,
+            }
+        }
+        self.counts.misses += (keys - answers.len()) as u64;
+    }
+
+    /// A request waits for `keys`, which `locate` found: what lies in a tier is brought as far as there is room, the leading keys first, and what is there
+    /// is held for it, as by `lookup`. `out` gets one answer for each key; `Miss`: it will not come. The request's
+    /// wait begins, and ends `deadlines.lookup` later with misses.
+    pub fn wait_for(&mut self, id: RequestId, keys: &[Key], out: &mut Vec<Lookup>) -> Result<(), TieringError> {
+        self.check_call(id, keys.len())?;
+        out.clear();
+        if self.resetting {
+            out.resize(keys.len(), Lookup::Miss);
+            return Ok(());
+        }
+        let waiting = self.requests.get(&id).is_some_and(|request| request.waiting_since.is_some());
+        let counted = (self.counts.hits, self.counts.pending, self.counts.retries, self.counts.misses);
+        let mut classes = std::mem::take(&mut self.scratch.classes);
+        classes.clear();
+        self.lookup_each(id, keys, waiting, &mut classes, out);
+        self.scratch.classes = classes;
+        // `locate` has counted these keys.
+        (self.counts.hits, self.counts.pending, self.counts.retries, self.counts.misses) = counted;
+        Ok(())
+    }
+
+    /// A load of `keys` begins, on each of which `locate` has taken a reader for it: as `prepare_load`, less the readers. Keys without one
+    /// are an error, and nothing is done.
+    pub fn begin_load(&mut self, id: RequestId, keys: &[Key]) -> Result<(), TieringError> {
+        self.check_open()?;
+        let mut slots = std::mem::take(&mut self.scratch.slots);
+        slots.clear();
+        let mut failed = None;
+        self.primary.find_batch(keys, |at, found| match found {
+            Some((slot, BlockState::Ready { .. })) if self.loading.contains_key(&slot) => {
+                slots.push(slot);
+                ControlFlow::Continue(())
+            }
+            _ => {
+                failed = Some(TieringError::NotLoading { key: keys[at] });
+                ControlFlow::Break(())
+            }
+        });
+        if failed.is_none() {
+            self.load_begins(id, &slots);
+        }
+        self.scratch.slots = slots;
+        failed.map_or(Ok(()), Err)
+    }
+}
