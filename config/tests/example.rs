@@ -72,14 +72,15 @@ fn every_key_of_the_schema_stands_in_the_file_with_its_default() {
                 toml::Value::Integer(number) => Value::from(*number),
                 toml::Value::Float(number) => Value::from(*number),
                 toml::Value::String(text) => Value::from(text.as_str()),
+                toml::Value::Array(items) if items.is_empty() => Value::Array(Vec::new()),
                 other => panic!("no default looks like {other}"),
             };
             assert_eq!(&written, default, "{key}");
             defaults += 1;
         }
     }
-    // All but the sizes, `numa_node`, and a tier's `type`, `name` and `paths`.
-    assert_eq!(defaults, properties.len() - 8);
+    // All but the sizes, `numa_node`, a tier's `type`, `name` and `paths`, and the server's `group` and `metrics`.
+    assert_eq!(defaults, properties.len() - 10);
 }
 
 #[test]
@@ -88,13 +89,15 @@ fn the_file_parses_and_its_commented_lines_change_nothing() {
     let as_it_stands = parse(&file()).expect("it parses");
     assert_eq!(as_it_stands.primary.blocks, 32_768);
     let mut in_force = parse(&all_in_force(&file())).expect("it parses with every line in force");
-    // The one example that is no default.
+    // The examples that are no defaults.
     assert_eq!(in_force.primary.numa_node.take(), Some(0));
+    assert_eq!(in_force.server.group.take().as_deref(), Some("vllm"));
+    assert_eq!(in_force.server.metrics.take().as_deref(), Some("127.0.0.1:9464"));
     assert_eq!(in_force, as_it_stands);
     // All keys are in force there: the effective configuration writes no other.
     let written = |text: &str| assignments(&format!("{text}\n# A memory tier"));
     let mut shown: Vec<String> = written(&as_it_stands.to_toml()).into_keys().collect();
-    shown.extend(["primary.capacity", "primary.numa_node", "tier.blocks"].map(str::to_owned));
+    shown.extend(["primary.capacity", "primary.numa_node", "server.group", "server.metrics", "tier.blocks"].map(str::to_owned));
     shown.sort();
     assert_eq!(shown, properties().into_keys().collect::<Vec<_>>());
 }
