@@ -11,6 +11,7 @@ use crate::bench::BenchCommand;
 use crate::config_cmd::ConfigCommand;
 use crate::failure::BadInput;
 use crate::replay::{self, ReplayOptions};
+use crate::serve::{self, ServeOptions};
 
 /// Status of bad input: options, a configuration, a trace.
 const BAD_INPUT: u8 = 2;
@@ -27,6 +28,8 @@ struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    /// Serve the KV cache to the engines of this host over a Unix socket
+    Serve(ServeOptions),
     /// Replay a request trace through the whole stack, checking every loaded byte
     Replay(Box<ReplayOptions>),
     /// Measure against limits taken in the same run
@@ -44,17 +47,26 @@ enum Command {
 /// Runs the program.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
+    // The daemon's log has the form that its configuration asks for.
+    if let Command::Serve(options) = &arguments.command {
+        return ended(serve::run(options));
+    }
     let filter = EnvFilter::try_from_env("TERRACE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-    let ended = match arguments.command {
+    ended(match arguments.command {
+        Command::Serve(options) => serve::run(&options),
         Command::Replay(options) => replay::run(&options),
         Command::Bench { command } => command.run(),
         Command::Config { command } => return command.run(),
-    };
+    })
+}
+
+/// The status of a command; an error is told on stderr.
+fn ended(ended: anyhow::Result<ExitCode>) -> ExitCode {
     ended.unwrap_or_else(|error| {
         eprintln!("terrace: {error:#}");
         let is_bad_input = error.is::<BadInput>() || error.is::<ConfigError>();

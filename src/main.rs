@@ -4,7 +4,10 @@ mod bench;
 mod cli;
 mod config_cmd;
 mod failure;
+mod metrics_endpoint;
+mod notify;
 mod replay;
+mod serve;
 
 fn main() -> std::process::ExitCode {
     cli::run()

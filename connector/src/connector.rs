@@ -20,7 +20,7 @@ use crate::worker::Worker;
 
 /// The connector of an engine that holds manager, region and copy engine itself.
 pub struct OffloadingConnector {
-    scheduler: Scheduler,
+    scheduler: Scheduler<TieringOffloadingManager>,
     worker: Worker,
     closed: bool,
 }

@@ -5,14 +5,19 @@
 //! `pages.rs` how a block lies in a slot.
 
 mod api;
+pub mod client;
 mod connector;
 mod counters;
 mod error;
 mod groups;
 mod hashes;
+pub mod metrics;
 mod pages;
+mod port;
 pub mod protocol;
+mod remote;
 mod scheduler;
+pub mod server;
 mod worker;
 
 pub use api::{
@@ -25,4 +30,6 @@ pub use error::ConnectorError;
 pub use groups::{ConnectorOptions, GroupKind};
 pub use hashes::HashList;
 pub use pages::{KvCaches, KvTensor};
+pub use port::{Arrival, ManagerPort, PortQuery};
+pub use remote::{CopyEngines, RemoteConnector};
 pub use terrace_tiering::{RequestId, TierFilter};

@@ -9,6 +9,7 @@ pub mod conformance;
 mod engine;
 mod host;
 mod kind;
+pub mod metrics;
 mod null;
 
 pub use arena::Arena;

@@ -9,6 +9,7 @@ pub mod key;
 pub mod key_table;
 pub mod links;
 mod memory;
+pub mod metrics;
 pub mod policy;
 pub mod primary;
 pub mod region;

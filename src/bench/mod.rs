@@ -5,6 +5,7 @@ mod fio;
 mod lookup;
 mod nvme;
 mod outcome;
+mod socket;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,6 +37,12 @@ pub enum BenchCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Calls over the socket of a daemon that is started for it, beside an empty round trip and the same calls in process
+    Socket {
+        /// One JSON object on stdout
+        #[arg(long)]
+        json: bool,
+    },
     /// The host copy engine, beside plain memcpy
     Copy {
         /// One JSON object on stdout
@@ -50,6 +57,7 @@ impl BenchCommand {
         let (outcome, json) = match self {
             Self::Lookup { blocks, json } => (lookup::run(*blocks)?, json),
             Self::Nvme { dir, rounds, bytes, json } => (nvme::run(dir, *rounds, *bytes)?, json),
+            Self::Socket { json } => (socket::run()?, json),
             Self::Copy { json } => (copy::run()?, json),
         };
         if *json {

@@ -23,6 +23,8 @@ pub struct Counts {
     pub preemptions: u64,
     pub steps: u64,
     pub events: u64,
+    /// Lookups: one for a waiting request and step.
+    pub lookup_calls: u64,
     /// Time spent in lookups, and the keys that they could have asked for.
     pub lookup_ns: u64,
     pub keys_asked: u64,

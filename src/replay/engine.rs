@@ -11,10 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use terrace_connector::{
-    GpuBlock, GroupKind, NewRequest, OffloadingConnector, RequestId, SchedulerHalf, StepPlan, TierFilter, WorkerHalf,
-    WorkerOutput,
-};
+use terrace_connector::{GpuBlock, GroupKind, NewRequest, RequestId, StepPlan, TierFilter, WorkerOutput};
 
 use super::counts::Counts;
 use super::gpu_memory::GpuMemory;
@@ -22,6 +19,7 @@ use super::gpu_pool::GpuPool;
 use super::keys::hashes_of;
 use super::request::Request;
 use super::source::{Arrival, Source};
+use super::stack::Stack;
 
 /// Steps without anything to do before the loop sleeps between them.
 const IDLE_STEPS: u32 = 64;
@@ -45,7 +43,7 @@ pub struct EngineOptions {
 /// The engine.
 pub struct Engine {
     pub(super) options: EngineOptions,
-    pub(super) connector: OffloadingConnector,
+    pub(super) connector: Box<dyn Stack>,
     pub(super) memory: GpuMemory,
     pub(super) pool: GpuPool,
     pub(super) source: Box<dyn Source>,
@@ -70,7 +68,7 @@ impl Engine {
     /// An engine over `connector`, which has no requests and knows `memory`. Raising `stop` ends the replay early.
     pub fn new(
         options: EngineOptions,
-        connector: OffloadingConnector,
+        connector: Box<dyn Stack>,
         memory: GpuMemory,
         pool: GpuPool,
         source: Box<dyn Source>,
@@ -97,8 +95,8 @@ impl Engine {
     }
 
     /// The connector, for statistics.
-    pub fn connector(&self) -> &OffloadingConnector {
-        &self.connector
+    pub fn connector(&self) -> &dyn Stack {
+        &*self.connector
     }
 
     /// How far the source is.
@@ -116,7 +114,7 @@ impl Engine {
         let deadline = Instant::now() + drain;
         while (self.connector.has_pending_work()
             || self.connector.transfers_in_flight() > 0
-            || self.connector.manager().primary().limbo() > 0)
+            || self.connector.limbo() > 0)
             && Instant::now() < deadline
         {
             self.step()?;
@@ -172,8 +170,7 @@ impl Engine {
     fn admit(&mut self) -> Result<()> {
         while self.requests.len() < self.options.concurrency && !self.stop.load(Ordering::Relaxed) {
             // The stores of a held request have not landed: a lookup would not see its last blocks.
-            let unsettled = || !self.held.is_empty() || self.connector.manager().cascade_backlog() > 0;
-            if self.options.lossless && unsettled() {
+            if self.options.lossless && (!self.held.is_empty() || self.connector.has_cascades()) {
                 return Ok(());
             }
             if self.options.requests.is_some_and(|limit| self.counts.requests_arrived >= limit) {

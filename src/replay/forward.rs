@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use terrace_connector::{ConnectorOutput, GpuBlock, RequestId, SchedulerHalf};
+use terrace_connector::{ConnectorOutput, GpuBlock, RequestId};
 
 use super::engine::Engine;
 use super::request::State;

@@ -18,6 +18,7 @@ mod request;
 mod rig;
 mod schedule;
 mod source;
+mod stack;
 mod trace;
 
 use std::process::ExitCode;

@@ -49,6 +49,13 @@ pub struct ReplayOptions {
     /// Configuration file; options given here win over it
     #[arg(long)]
     pub config: Option<PathBuf>,
+    /// Replay through the daemon that listens on this socket: its tiers keep the blocks; namespace and geometry are
+    /// those given here
+    #[arg(long, value_name = "SOCKET")]
+    pub connect: Option<PathBuf>,
+    /// The longest that a call waits for the daemon, in milliseconds
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=60_000), requires = "connect")]
+    pub call_budget_ms: u64,
     /// Slots of the primary tier [default: 2048]
     #[arg(long, conflicts_with = "primary_bytes")]
     pub primary_blocks: Option<u32>,
@@ -202,10 +209,29 @@ impl ReplayOptions {
             format!("--gpu-blocks must be 1 to {}", u32::MAX - 1)
         } else if self.no_bytes && self.tier_fault.is_some() {
             "--tier-fault needs bytes: leave --no-bytes out".to_owned()
+        } else if let Some(option) = self.connect.as_ref().and_then(|_| self.daemons_option()) {
+            format!("{option} cannot be used with --connect: primary and tiers are the daemon's, see its configuration")
         } else {
             return Ok(());
         };
         Err(BadInput::new(fault).into())
+    }
+
+    /// An option that was given and says what a daemon has.
+    fn daemons_option(&self) -> Option<&'static str> {
+        let given = [
+            ("--primary-blocks", self.primary_blocks.is_some()),
+            ("--primary-bytes", self.primary_bytes.is_some()),
+            ("--nvme-blocks", self.nvme_blocks.is_some()),
+            ("--nvme-bytes", self.nvme_bytes.is_some()),
+            ("--nvme-dir", self.nvme_dir.is_some()),
+            ("--policy", self.policy.is_some()),
+            ("--store-threshold", self.store_threshold.is_some()),
+            ("--promotion-share", self.promotion_share.is_some()),
+            ("--no-bytes", self.no_bytes),
+            ("--tier-fault", self.tier_fault.is_some()),
+        ];
+        given.into_iter().find_map(|(option, given)| given.then_some(option))
     }
 
     /// Lays the options of the NVMe tier over the first one of the configuration, or adds or removes it.

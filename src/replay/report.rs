@@ -6,6 +6,7 @@ use serde::Serialize;
 use terrace_tiering::BreakerState;
 
 use super::engine::Engine;
+use super::stack::Socket;
 
 /// The report. Blocks are block references of the trace, unless the name of a tier stands before them.
 #[derive(Clone, Debug, Serialize)]
@@ -30,6 +31,20 @@ pub struct Report {
     pub unexpected: u64,
     pub leaks: Leaks,
     pub tiers: Vec<Tier>,
+    /// Through a daemon: what the socket cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<SocketUse>,
+}
+
+/// What the socket cost, and how often a request was asked for.
+#[derive(Clone, Debug, Serialize)]
+pub struct SocketUse {
+    /// Waiting requests, counted in each step.
+    pub requests_and_steps: u64,
+    /// Lookups over the socket for each of these: 1 at most.
+    pub lookups_per_request_and_step: f64,
+    #[serde(flatten)]
+    pub socket: Socket,
 }
 
 /// Where hits came from.
@@ -98,8 +113,8 @@ impl Report {
     /// What `engine` found in `wall`, everything being done.
     pub fn new(engine: &Engine, gpu_block_bytes: u64, wall: Duration) -> Self {
         let counts = &engine.counts;
-        let manager = engine.connector().manager();
-        let (stats, transfers) = (manager.stats(), engine.connector().counters());
+        let connector = engine.connector();
+        let (stats, transfers) = (connector.stats(), connector.counters());
         let tiers: Vec<_> = stats.tiers.iter().map(Tier::new).collect();
         // Loaded blocks are told by tier; hits of requests are shared out in that proportion, exactly where a loaded block is one
         // block of the trace.
@@ -141,9 +156,14 @@ impl Report {
                 readers: stats.readers,
                 writing: stats.writing,
                 limbo: stats.limbo,
-                jobs: running.sum::<u64>() + engine.connector().transfers_in_flight() as u64,
+                jobs: running.sum::<u64>() + connector.transfers_in_flight() as u64,
             },
             tiers,
+            socket: connector.socket().map(|socket| SocketUse {
+                requests_and_steps: counts.lookup_calls,
+                lookups_per_request_and_step: socket.lookups as f64 / counts.lookup_calls.max(1) as f64,
+                socket,
+            }),
         }
     }
 
@@ -191,6 +211,16 @@ impl Report {
                 tier.io_errors,
                 tier.expired,
                 tier.breaker
+            );
+        }
+        if let Some(SocketUse { lookups_per_request_and_step, socket, .. }) = &self.socket {
+            println!(
+                "socket          {:>12}   round trips; {lookups_per_request_and_step:.2} lookups a request and step",
+                socket.round_trips
+            );
+            println!(
+                "                {:>12}   timeouts, {} calls that did not wait, {} reconnects, {} stores dropped",
+                socket.timeouts, socket.stalled_calls, socket.reconnects, socket.dropped_stores
             );
         }
         let Leaks { readers, writing, limbo, jobs } = self.leaks;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use terrace_config::{Config, TierConfig, TierKind};
-use terrace_connector::{ConnectorOptions, GroupKind, OffloadingConnector, WorkerHalf};
+use terrace_connector::client::ClientOptions;
+use terrace_connector::{ConnectorError, ConnectorOptions, GroupKind, OffloadingConnector, RemoteConnector};
 use terrace_kernels::CopyEngineKind;
 use terrace_primary::{Region, RegionOptions};
 use terrace_tiering::TieringOffloadingManager;
@@ -16,12 +17,15 @@ use terrace_tiers::{Clock, SecondaryTier, SystemClock, null_nvme_tier, open_tier
 use super::gpu_memory::GpuMemory;
 use super::options::{ReplayOptions, Switch, TierFault};
 use super::progress::Bars;
+use super::stack::Stack;
 use crate::failure::BadInput;
 
 /// Copies that the worker may have in flight.
 const COPY_QUEUE: usize = 4_096;
 /// Threads of the host copy engine.
 const COPY_THREADS: usize = 2;
+/// How long a daemon may take to answer at the start.
+const FIRST_CONNECTION: Duration = Duration::from_secs(5);
 /// How late a slow tier starts its jobs.
 const SLOW: Duration = Duration::from_millis(20);
 /// How often a faulty tier fails.
@@ -70,8 +74,49 @@ pub fn groups(options: &ReplayOptions, config: &Config) -> Vec<GroupKind> {
     [GroupKind::FullAttention, window].into_iter().take(config.geometry.groups as usize).collect()
 }
 
-/// The connector over region, tiers, manager and copy engine, and the memory that it loads into.
-pub fn build(options: &ReplayOptions, config: &Config, bars: &Bars) -> Result<(OffloadingConnector, GpuMemory)> {
+/// The connector, in this process or over the socket, and the memory that it loads into.
+pub fn build(options: &ReplayOptions, config: &Config, bars: &Bars) -> Result<(Box<dyn Stack>, GpuMemory)> {
+    let geometry = config.geometry;
+    let gpu_block_bytes = geometry.block_bytes / geometry.blocks_per_chunk;
+    if !gpu_block_bytes.is_multiple_of(2) || gpu_block_bytes * geometry.blocks_per_chunk != geometry.block_bytes {
+        return Err(BadInput::new(format!(
+            "block_bytes = {} with blocks_per_chunk = {}: a GPU block must be a whole and even number of bytes; give a power of two",
+            geometry.block_bytes, geometry.blocks_per_chunk
+        ))
+        .into());
+    }
+    let mut connector: Box<dyn Stack> = match &options.connect {
+        Some(socket) => Box::new(connect(options, config, socket)?),
+        None => Box::new(build_in_process(options, config, bars)?),
+    };
+    let memory = GpuMemory::new(geometry.groups, options.gpu_blocks(), gpu_block_bytes, !options.no_bytes)?;
+    connector.register_kv_caches(memory.caches()?)?;
+    Ok((connector, memory))
+}
+
+fn connector_options(options: &ReplayOptions, config: &Config) -> ConnectorOptions {
+    let mut connector_options = ConnectorOptions::new(config.geometry, options.gpu_blocks());
+    connector_options.groups = groups(options, config);
+    connector_options.gpu_prefix_cache = options.gpu_prefix_cache == Switch::On;
+    connector_options
+}
+
+/// A connector whose blocks the daemon at `socket` keeps. Waits for the first connection, so that a wrong path is told;
+/// later ones come by themselves.
+fn connect(options: &ReplayOptions, config: &Config, socket: &Path) -> Result<RemoteConnector> {
+    let mut client = ClientOptions::new(socket, config.namespace.clone(), config.geometry);
+    client.engine = "replay".to_owned();
+    client.call_budget = Duration::from_millis(options.call_budget_ms);
+    let engines = || {
+        let kind = CopyEngineKind::Host { threads: COPY_THREADS, queue_entries: COPY_QUEUE };
+        kind.build().map_err(ConnectorError::from)
+    };
+    let mut connector = RemoteConnector::start(connector_options(options, config), client, Box::new(engines))?;
+    connector.wait_ready(FIRST_CONNECTION).map_err(BadInput::new)?;
+    Ok(connector)
+}
+
+fn build_in_process(options: &ReplayOptions, config: &Config, bars: &Bars) -> Result<OffloadingConnector> {
     let geometry = config.geometry;
     let region = if options.no_bytes {
         Region::null(config.primary.blocks, geometry.slot_stride(), geometry.block_bytes)
@@ -107,22 +152,7 @@ pub fn build(options: &ReplayOptions, config: &Config, bars: &Bars) -> Result<(O
     } else {
         CopyEngineKind::Host { threads: COPY_THREADS, queue_entries: COPY_QUEUE }
     };
-    let mut connector_options = ConnectorOptions::new(geometry, options.gpu_blocks());
-    connector_options.groups = groups(options, config);
-    connector_options.gpu_prefix_cache = options.gpu_prefix_cache == Switch::On;
-    let mut connector = OffloadingConnector::new(connector_options, manager, region, kind.build()?)?;
-
-    let gpu_block_bytes = geometry.block_bytes / geometry.blocks_per_chunk;
-    if !gpu_block_bytes.is_multiple_of(2) || gpu_block_bytes * geometry.blocks_per_chunk != geometry.block_bytes {
-        return Err(BadInput::new(format!(
-            "block_bytes = {} with blocks_per_chunk = {}: a GPU block must be a whole and even number of bytes; give a power of two",
-            geometry.block_bytes, geometry.blocks_per_chunk
-        ))
-        .into());
-    }
-    let memory = GpuMemory::new(geometry.groups, options.gpu_blocks(), gpu_block_bytes, !options.no_bytes)?;
-    connector.register_kv_caches(memory.caches()?)?;
-    Ok((connector, memory))
+    Ok(OffloadingConnector::new(connector_options(options, config), manager, region, kind.build()?)?)
 }
 
 fn build_tier(

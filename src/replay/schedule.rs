@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use terrace_connector::{GpuBlock, Matched, ScheduledRequest, SchedulerHalf};
+use terrace_connector::{GpuBlock, Matched, ScheduledRequest};
 
 use super::engine::Engine;
 use super::prefix;
@@ -98,6 +98,7 @@ impl Engine {
         let cached = prefix::cached_blocks(&self.pool, &self.options, &request.block_ids);
         let asked = Instant::now();
         let matched = self.connector.get_num_new_matched_tokens(request.id, cached * tokens_per_block)?;
+        self.counts.lookup_calls += 1;
         self.counts.lookup_ns += asked.elapsed().as_nanos() as u64;
         self.counts.keys_asked += u64::from(request.blocks() - cached) * self.options.groups.len() as u64;
         Ok(match matched {

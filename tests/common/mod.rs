@@ -16,6 +16,13 @@ impl Replay {
         Self(command)
     }
 
+    /// A replay through the daemon at `socket`.
+    pub fn over_socket(socket: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+        command.args(["replay", "--json", "--connect"]).arg(socket).stdin(Stdio::null());
+        Self(command)
+    }
+
     /// Adds arguments.
     pub fn args<'a>(mut self, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         self.0.args(arguments);

@@ -147,7 +147,7 @@ impl TieringOffloadingManager {
             return;
         };
         run.tally.count(&outcome);
-        let tally = run.tally;
+        let (deadline, tally) = (run.deadline, run.tally);
         if tally.left == 0 {
             if is_running {
                 state.stores.remove(&job)
@@ -162,6 +162,7 @@ impl TieringOffloadingManager {
                 self.events.stored_in(&state.descriptor, key);
                 self.suspects.clear(&key, tier);
                 if is_running {
+                    state.times.stored(deadline, self.deadlines.cascade, now);
                     self.primary.set_crc32(slot, crc32);
                 }
             }

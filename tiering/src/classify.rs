@@ -74,12 +74,29 @@ impl TieringOffloadingManager {
         if called && answers.len() == asked.len() {
             let patient = self.tiers[tier].is_unknown_allowed(&answers, now, self.deadlines.lookup);
             let mut answer = answers.iter();
+            let counts = &mut self.tiers[tier].keys;
             missing.retain(|at| {
                 let key = &keys[*at as usize];
                 let class = match answer.next() {
-                    Some(TierLookup::Found) if !self.suspects.contains(key, tier) => Class::Tier(tier as u8),
-                    Some(TierLookup::Unknown) if patient => Class::Unknown,
-                    _ => return true,
+                    Some(TierLookup::Found) if self.suspects.contains(key, tier) => {
+                        counts.suspect += 1;
+                        return true;
+                    }
+                    Some(TierLookup::Found) => {
+                        counts.found += 1;
+                        Class::Tier(tier as u8)
+                    }
+                    Some(TierLookup::Unknown) => {
+                        counts.unknown += 1;
+                        if !patient {
+                            return true;
+                        }
+                        Class::Unknown
+                    }
+                    _ => {
+                        counts.absent += 1;
+                        return true;
+                    }
                 };
                 classes[*at as usize] = class;
                 false

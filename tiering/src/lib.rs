@@ -17,6 +17,7 @@ mod load;
 mod locate;
 mod lookup;
 mod manager;
+pub mod metrics;
 mod pin;
 mod promotion;
 mod request;
@@ -26,6 +27,7 @@ mod step;
 mod store;
 mod suspect;
 mod tier_state;
+mod usable;
 
 pub use breaker::BreakerState;
 pub use error::TieringError;
@@ -34,7 +36,7 @@ pub use locate::{Located, Scan};
 pub use lookup::{Lookup, LookupMode};
 pub use manager::TieringOffloadingManager;
 pub use request::{RequestContext, RequestId, RequestSummary, TierFilter};
-pub use stats::{CascadeCounts, PromotionCounts, Stats, TierReport};
+pub use stats::{CascadeCounts, LookupCounts, PromotionCounts, Stats, TierReport};
 pub use store::StorePlan;
 
 /// Secondary tiers of one manager, at most.

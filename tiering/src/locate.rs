@@ -58,6 +58,7 @@ impl TieringOffloadingManager {
         out: &mut Vec<Located>,
     ) -> Result<(), TieringError> {
         self.check_call(id, keys.len())?;
+        let start = self.now();
         self.poll_once();
         let Some(waiting) = self.start_lookup(id, keys.len()) else { return Err(TieringError::UnknownRequest(id)) };
         self.counts.lookups += 1;
@@ -86,6 +87,7 @@ impl TieringOffloadingManager {
             out.resize(first + keys.len(), Located::Miss);
         }
         self.count_located(&out[first..], keys.len());
+        self.times.lookup.record(self.now().since(start));
         Ok(())
     }
 

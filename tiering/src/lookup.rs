@@ -74,6 +74,7 @@ impl TieringOffloadingManager {
         out: &mut Vec<Lookup>,
     ) -> Result<(), TieringError> {
         self.check_call(id, keys.len())?;
+        let start = self.now();
         self.poll_once();
         out.clear();
         let Some(waiting) = self.start_lookup(id, keys.len()) else { return Err(TieringError::UnknownRequest(id)) };
@@ -92,6 +93,7 @@ impl TieringOffloadingManager {
             LookupMode::Each => self.lookup_each(id, keys, waiting, &mut classes, out),
         }
         self.scratch.classes = classes;
+        self.times.lookup.record(self.now().since(start));
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use crate::error::TieringError;
 use crate::events::{Event, EventQueue};
 use crate::hold::Holds;
 use crate::id_map::IdMap;
+use crate::metrics::CallTimes;
 use crate::pin::Pins;
 use crate::request::{Request, RequestContext, RequestId, RequestSummary, Requests};
 use crate::stats::Stats;
@@ -50,6 +51,7 @@ pub struct TieringOffloadingManager {
     pub(crate) suspects: Suspects,
     pub(crate) events: EventQueue,
     pub(crate) counts: Stats,
+    pub(crate) times: CallTimes,
 
     /// Steps ended so far.
     pub(crate) step: u64,
@@ -98,14 +100,8 @@ impl TieringOffloadingManager {
         }
         let backfill = |index: usize| config.tiers.get(index).is_some_and(|tier| tier.backfill);
         let primary = Primary::new(config.primary.blocks, config.geometry.hash_bytes, config.primary.policy);
-        let blocks = primary.free();
-        // A positive share is one slot at least: a tiny primary still moves.
-        let share = |share: f64| if share > 0.0 { ((share * f64::from(blocks)) as u32).max(1) } else { 0 };
-        let shares = Shares {
-            promotion: share(config.limits.promotion_share),
-            cascade: share(config.limits.cascade_share),
-            pin: share(config.limits.pin_share),
-        };
+        let blocks = primary.blocks();
+        let shares = Shares::of(&config.limits, primary.usable());
         Ok(Self {
             primary,
             admission: Admission::new(&config.admission),
@@ -129,6 +125,7 @@ impl TieringOffloadingManager {
             suspects: Suspects::new(config.deadlines.lookup),
             events: EventQueue::new(config.limits.events),
             counts: Stats::default(),
+            times: CallTimes::new(),
             step: 1,
             polled: false,
             resetting: false,
@@ -184,7 +181,7 @@ impl TieringOffloadingManager {
             free: u64::from(self.primary.free()),
             writing: u64::from(self.primary.writing()),
             readers: self.primary.readers(),
-            tiers: self.tiers.iter().map(TierState::report).collect(),
+            tiers: self.tiers.iter().zip(self.counts.loaded_by_tier).map(|(tier, hits)| tier.report(hits)).collect(),
             ..self.counts.clone()
         }
     }

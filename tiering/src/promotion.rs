@@ -128,12 +128,15 @@ impl TieringOffloadingManager {
                 return;
             };
             run.tally.count(&outcome);
-            let (owner, tally) = (run.owner, run.tally);
+            let (owner, deadline, tally) = (run.owner, run.deadline, run.tally);
             if tally.left == 0 {
                 state.loads.remove(&job);
             }
             match outcome {
-                Ok(crc32) => self.land(tier, owner, slot, crc32, now),
+                Ok(crc32) => {
+                    state.times.landed(deadline, self.deadlines.promotion, now);
+                    self.land(tier, owner, slot, crc32, now);
+                }
                 Err(_) => self.promotion_failed(tier, slot, now),
             }
             if tally.left == 0 {

@@ -99,10 +99,27 @@ pub struct TierReport {
     pub protocol_faults: u64,
     /// Lookups in which the tier's `Unknown` had lasted beyond `deadlines.lookup` and counted as absent.
     pub unknown_expired: u64,
+    /// Blocks loaded that it had brought and that were not loaded since.
+    pub hits: u64,
+    /// What it answered to lookups.
+    pub keys: LookupCounts,
     /// Its promotions.
     pub promotions: PromotionCounts,
     /// Its cascades.
     pub cascades: CascadeCounts,
+}
+
+/// Answers of one tier to lookups, in keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LookupCounts {
+    /// It has the block.
+    pub found: u64,
+    /// It has not.
+    pub absent: u64,
+    /// It did not know yet.
+    pub unknown: u64,
+    /// It has the block, a load of which failed a moment ago, so that it counts as absent.
+    pub suspect: u64,
 }
 
 /// Promotions from one tier, in blocks.
@@ -187,6 +204,8 @@ impl TierReport {
             panicked: false,
             protocol_faults: 0,
             unknown_expired: 0,
+            hits: 0,
+            keys: LookupCounts::default(),
             promotions: PromotionCounts::default(),
             cascades: CascadeCounts::default(),
         }

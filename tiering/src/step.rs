@@ -21,6 +21,7 @@ impl TieringOffloadingManager {
         if self.closed {
             return;
         }
+        let start = self.now();
         self.poll_once();
         let now = self.now();
         self.expire(now);
@@ -32,6 +33,7 @@ impl TieringOffloadingManager {
         }
         self.polled = false;
         self.step += 1;
+        self.times.step.record(self.now().since(start));
     }
 
     /// Whether tiers owe something that the engine should keep stepping for: promotions and cascades, queued or running. What was

@@ -10,8 +10,9 @@ use terrace_tiers::{Fault, Locality, Medium, SecondaryTier, TierDescriptor, Tier
 
 use crate::breaker::{Breaker, Verdict};
 use crate::id_map::IdMap;
+use crate::metrics::TierTimes;
 use crate::request::RequestId;
-use crate::stats::{CascadeCounts, PromotionCounts, TierReport};
+use crate::stats::{CascadeCounts, LookupCounts, PromotionCounts, TierReport};
 
 /// Jobs that were abandoned and not acknowledged; beyond, the tier gets no more work until it lets go of some.
 const MAX_ABANDONED_JOBS: usize = 64;
@@ -28,6 +29,8 @@ pub(crate) struct TierState {
     /// Since when it has answered nothing but `Unknown`.
     pub unknown_since: Option<Time>,
     pub unknown_expired: u64,
+    pub keys: LookupCounts,
+    pub times: TierTimes,
     pub protocol_faults: u64,
 
     /// Promotions that wait to be submitted, one group a request, oldest first.
@@ -194,15 +197,19 @@ impl TierState {
             tracing::error!("a tier panicked when it was asked for its name: it is closed for good");
         }
         let unnamed = |_| TierDescriptor { name: "?".into(), medium: Medium::Storage, locality: Locality::Local };
+        let descriptor = described.unwrap_or_else(unnamed);
+        let times = TierTimes::new(&descriptor.name);
         Self {
             tier: Some(tier),
-            descriptor: described.unwrap_or_else(unnamed),
+            descriptor,
             backfill,
             breaker: Breaker::new(breaker),
             panicked,
             closed: false,
             unknown_since: None,
             unknown_expired: 0,
+            keys: LookupCounts::default(),
+            times,
             protocol_faults: 0,
             queued: LoadQueue::default(),
             loads: BTreeMap::new(),
@@ -266,7 +273,8 @@ impl TierState {
         job
     }
 
-    pub fn report(&self) -> TierReport {
+    /// With `hits`, which the manager counts.
+    pub fn report(&self, hits: u64) -> TierReport {
         let tier = self.tier.as_deref().filter(|_| !self.panicked);
         let stats = tier.and_then(|tier| catch_unwind(AssertUnwindSafe(|| tier.stats())).ok());
         let running = |runs: &BTreeMap<u64, LoadRun>| runs.values().map(|run| u64::from(run.tally.left)).sum();
@@ -276,6 +284,8 @@ impl TierState {
             panicked: self.panicked,
             protocol_faults: self.protocol_faults,
             unknown_expired: self.unknown_expired,
+            hits,
+            keys: self.keys,
             promotions: PromotionCounts {
                 queued: self.queued.blocks,
                 running: running(&self.loads),

@@ -18,7 +18,8 @@ use random_tier::{Inner, Mood, Random, RandomTier, Region, content, crc32};
 use terrace_config::{Config, Policy};
 use terrace_primary::{BlockState, Key, SlotId};
 use terrace_tiering::{
-    Event, Lookup, LookupMode, RequestContext, RequestId, Stats, StorePlan, TierFilter, TieringOffloadingManager,
+    Event, Located, Lookup, LookupMode, RequestContext, RequestId, Scan, Stats, StorePlan, TierFilter,
+    TieringOffloadingManager,
 };
 use terrace_tiers::{Clock, Locality, ManualClock, Medium, SecondaryTier, Time};
 
@@ -67,6 +68,7 @@ impl Seen {
         add("holds expired", stats.holds_expired);
         add("holds refused", stats.holds_refused);
         add("pins expired", stats.pins_expired);
+        add("leases refused", stats.leases_refused);
         add("lost slots", stats.lost_slots);
         for tier in &stats.tiers {
             add("panics", u64::from(tier.panicked));
@@ -102,6 +104,19 @@ struct Asked {
     unresolved: bool,
 }
 
+impl Asked {
+    /// A lookup in this step.
+    fn looks(&mut self, step: u64) {
+        if self.step != step {
+            if !self.unresolved {
+                self.waiting_since = None;
+            }
+            self.unresolved = false;
+            self.step = step;
+        }
+    }
+}
+
 struct World {
     random: Random,
     manager: TieringOffloadingManager,
@@ -109,12 +124,14 @@ struct World {
     config: Config,
     tiers: Vec<Arc<Mutex<Inner>>>,
     region: Region,
+    /// Slots that may be handed out.
+    usable: u32,
     // The model.
     /// Readable in the primary.
     ready: BTreeSet<Key>,
     /// Stores of the engine: key to slot.
     storing: BTreeMap<Key, SlotId>,
-    /// Loads of the engine: key and slot, one for each reader.
+    /// Loads and leases of the engine: key and slot, one for each reader.
     loading: Vec<(Key, SlotId)>,
     pinned: BTreeMap<(Key, RequestId), Time>,
     requests: BTreeMap<RequestId, Asked>,
@@ -161,7 +178,10 @@ impl World {
         };
         let tiers = inners.iter().enumerate().map(tier).collect();
         let clock = ManualClock::default();
-        let manager = TieringOffloadingManager::new(&config, tiers, Arc::new(clock.clone())).expect("a manager");
+        let mut manager = TieringOffloadingManager::new(&config, tiers, Arc::new(clock.clone())).expect("a manager");
+        // A region that is still being backed.
+        let usable = if random.one_in(3) { random.below(u64::from(blocks)) as u32 } else { blocks };
+        manager.set_usable_slots(usable);
         Self {
             random,
             manager,
@@ -169,6 +189,7 @@ impl World {
             config,
             tiers: inners,
             region,
+            usable,
             ready: BTreeSet::new(),
             storing: BTreeMap::new(),
             loading: Vec::new(),
@@ -185,8 +206,11 @@ impl World {
             match self.random.below(100) {
                 0..8 => self.begin(),
                 8..12 => self.finish(),
-                12..40 => self.lookup(),
-                40..52 => self.prepare_load(),
+                12..28 => self.lookup(),
+                28..38 => self.locate(),
+                38..42 => self.wait_for(),
+                42..50 => self.prepare_load(),
+                50..52 => self.begin_load(),
                 52..60 => self.complete_load(),
                 60..72 => self.prepare_store(),
                 72..80 => self.complete_store(),
@@ -196,6 +220,7 @@ impl World {
                 86..96 => self.end_step(),
                 96..99 => self.advance(),
                 _ if self.random.one_in(10) => self.reset(),
+                _ if self.random.one_in(4) => self.back_more(),
                 _ => self.manager.poll_once(),
             }
             self.learn();
@@ -252,7 +277,9 @@ impl World {
             _ => LookupMode::Each,
         };
         let mut out = vec![Lookup::Hit; 2];
+        let panicked = self.panicked();
         let result = self.manager.lookup(id, &keys, mode, &mut out);
+        let buried = self.panicked() > panicked;
         self.learn();
         let now = self.clock.now();
         let Some(asked) = self.requests.get_mut(&id) else {
@@ -261,13 +288,7 @@ impl World {
         };
         result.expect("an open request");
         assert_eq!(out.len(), keys.len());
-        if asked.step != self.step {
-            if !asked.unresolved {
-                asked.waiting_since = None;
-            }
-            asked.unresolved = false;
-            asked.step = self.step;
-        }
+        asked.looks(self.step);
         let is_expired = asked.waiting_since.is_some_and(|since| now >= since.plus(self.config.deadlines.lookup));
         let unresolved = out.iter().any(|answer| answer.is_unresolved());
         assert!(!(is_expired && unresolved), "every wait ends");
@@ -275,16 +296,22 @@ impl World {
             asked.unresolved = true;
             asked.waiting_since.get_or_insert(now);
         }
-        self.check_answers(&keys, mode, &out);
+        self.check_answers(&keys, mode, &out, buried);
     }
 
-    fn check_answers(&self, keys: &[Key], mode: LookupMode, out: &[Lookup]) {
+    fn panicked(&self) -> usize {
+        self.manager.stats().tiers.iter().filter(|tier| tier.panicked).count()
+    }
+
+    /// `buried`: a tier panicked when it was asked, and took with it what it was bringing.
+    fn check_answers(&self, keys: &[Key], mode: LookupMode, out: &[Lookup], buried: bool) {
         for (key, answer) in keys.iter().zip(out) {
             let ready = self.ready.contains(key) && !self.resetting;
             match answer {
                 Lookup::Hit => assert!(ready, "{key} is no hit"),
                 Lookup::Pending => {
-                    assert!(!ready && self.manager.primary().find(key).is_some(), "{key} is not pending")
+                    let is_coming = buried || self.manager.primary().find(key).is_some();
+                    assert!(!ready && is_coming, "{key} is not pending")
                 }
                 Lookup::Retry => assert!(!ready && !self.storing.contains_key(key), "{key} is known"),
                 Lookup::Miss if mode == LookupMode::Each => assert!(!ready, "{key} is ready"),
@@ -307,6 +334,93 @@ impl World {
                 let is_resident = !keys.is_empty() && keys[last..].iter().all(|key| self.ready.contains(key));
                 assert!(self.resetting || !is_resident || out[last..].iter().all(found), "a resident window is hit");
             }
+        }
+    }
+
+    /// Where keys are, with and without taking readers: one answer for each, or up to and with the first miss.
+    fn locate(&mut self) {
+        let (id, keys) = (self.request(), self.keys());
+        let scan = if self.random.one_in(2) { Scan::Prefix } else { Scan::Each };
+        let mut readers = self.random.one_in(2).then(|| self.random.below(10) as u32);
+        let allowed = readers;
+        let mut out = Vec::new();
+        let panicked = self.panicked();
+        let result = self.manager.locate(id, &keys, scan, readers.as_mut(), &mut out);
+        let buried = self.panicked() > panicked;
+        self.learn();
+        let Some(asked) = self.requests.get_mut(&id) else {
+            assert!(result.is_err() && out.is_empty() && readers == allowed);
+            return;
+        };
+        result.expect("an open request");
+        asked.looks(self.step);
+        let first_miss = out.iter().position(|answer| *answer == Located::Miss);
+        match scan {
+            Scan::Each => assert_eq!(out.len(), keys.len()),
+            Scan::Prefix => assert_eq!(out.len(), first_miss.map_or(keys.len(), |at| at + 1)),
+        }
+        let mut taken = 0;
+        for (key, answer) in keys.iter().zip(&out) {
+            let ready = self.ready.contains(key) && !self.resetting;
+            match answer {
+                Located::Hit { slot, origin } => {
+                    assert!(ready, "{key} is no hit");
+                    assert!(usize::from(*origin) <= self.tiers.len(), "{key} comes from tier {origin}");
+                    self.check_bytes(key, *slot);
+                    if allowed.is_some() {
+                        taken += 1;
+                        self.loading.push((*key, *slot));
+                    }
+                }
+                Located::Pending => {
+                    let is_coming = buried || self.manager.primary().find(key).is_some();
+                    assert!(!ready && is_coming, "{key} is not pending");
+                }
+                Located::Found { tier } => assert!(!ready && usize::from(*tier) < self.tiers.len(), "{key}"),
+                Located::Retry => assert!(!ready && !self.storing.contains_key(key), "{key} is known"),
+                Located::Miss => assert!(!ready || allowed == Some(taken), "{key} is ready"),
+            }
+        }
+        assert_eq!(readers, allowed.map(|allowed| allowed - taken));
+    }
+
+    /// After a `locate` or out of nowhere: what comes is on its way, and the wait ends.
+    fn wait_for(&mut self) {
+        let (id, keys) = (self.request(), self.keys());
+        let mut out = vec![Lookup::Hit; 2];
+        let panicked = self.panicked();
+        let result = self.manager.wait_for(id, &keys, &mut out);
+        let buried = self.panicked() > panicked;
+        self.learn();
+        let now = self.clock.now();
+        let Some(asked) = self.requests.get_mut(&id) else {
+            assert!(result.is_err());
+            return;
+        };
+        result.expect("an open request");
+        assert_eq!(out.len(), keys.len());
+        let is_expired = asked.waiting_since.is_some_and(|since| now >= since.plus(self.config.deadlines.lookup));
+        let unresolved = out.iter().any(|answer| answer.is_unresolved());
+        assert!(!(is_expired && unresolved), "every wait ends");
+        if unresolved {
+            asked.unresolved = true;
+            asked.waiting_since.get_or_insert(now);
+        }
+        self.check_answers(&keys, LookupMode::Each, &out, buried);
+    }
+
+    /// Of what has readers, whoever took them: a load of something else is refused.
+    fn begin_load(&mut self) {
+        let id = self.request();
+        let keys = self.keys();
+        let result = self.manager.begin_load(id, &keys);
+        let leased = |key: &Key| self.loading.iter().any(|(loading, _)| loading == key);
+        assert_eq!(result.is_ok(), keys.iter().all(leased), "{result:?}");
+        if !self.loading.is_empty() {
+            let nth = self.random.below(self.loading.len() as u64) as usize;
+            let (key, slot) = self.loading[nth];
+            self.manager.begin_load(id, &[key]).expect("it has a reader");
+            self.check_bytes(&key, slot);
         }
     }
 
@@ -368,6 +482,7 @@ impl World {
         for (at, slot) in plan.store.iter().zip(&plan.slots) {
             let key = keys[*at as usize];
             assert!(!before.contains(&key), "{key} is present");
+            assert!(slot.0 < self.usable, "{slot:?} of {} usable ones", self.usable);
             assert!(self.storing.insert(key, *slot).is_none(), "{key} is being stored");
             region[slot.index()] = 1; // the copy begins
         }
@@ -438,6 +553,8 @@ impl World {
         let mut out = Vec::new();
         let keys = vec![key(0); self.config.limits.keys_per_call as usize + 1];
         assert!(self.manager.lookup(id, &keys, LookupMode::Each, &mut out).is_err());
+        assert!(self.manager.wait_for(id, &keys, &mut out).is_err());
+        assert!(self.manager.locate(id, &keys, Scan::Each, Some(&mut 100), &mut Vec::new()).is_err());
     }
 
     fn end_step(&mut self) {
@@ -462,6 +579,13 @@ impl World {
         self.requests.values_mut().for_each(|asked| *asked = Asked { step: asked.step, ..Asked::default() });
         self.resetting = true;
         self.continue_reset();
+    }
+
+    fn back_more(&mut self) {
+        // Now and then fewer than before: nothing changes.
+        let slots = self.random.below(u64::from(self.config.primary.blocks) + 1) as u32;
+        self.manager.set_usable_slots(slots);
+        self.usable = self.usable.max(slots);
     }
 
     fn continue_reset(&mut self) {
@@ -499,6 +623,8 @@ impl World {
             let storing = self.storing.contains_key(&key(n));
             assert!(!storing || state == Some(BlockState::Writing), "{:?} is {state:?}", key(n));
         }
+        let used = primary.resident() + primary.limbo();
+        assert_eq!((primary.usable(), primary.free()), (self.usable, self.usable - used));
         let stats = self.manager.stats();
         assert_eq!(stats.tiers.iter().map(|tier| tier.protocol_faults).sum::<u64>(), 0);
     }

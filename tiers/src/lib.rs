@@ -7,6 +7,7 @@ pub mod clock;
 pub mod conformance;
 pub mod error;
 pub mod memory;
+pub mod metrics;
 pub mod nvme;
 pub mod open;
 pub mod tier;

@@ -5,14 +5,15 @@ use terrace_tiering::RequestId;
 use super::Scheduler;
 use super::keys::{ChunkRef, chunk_key};
 use crate::error::ConnectorError;
+use crate::port::ManagerPort;
 
-impl Scheduler {
+impl<M: ManagerPort> Scheduler<M> {
     /// See [`crate::SchedulerHalf::request_finished`].
     pub(super) fn finish(&mut self, id: RequestId) -> Result<bool, ConnectorError> {
         self.running(id)?;
         self.cancel_planned_load(id);
         self.rank(id);
-        if self.manager.finish_request(id).is_none() {
+        if !self.manager.finish_request(id) {
             self.note_inconsistency("a request ended that the manager does not know", &id.0);
         }
         self.outcome.failed_loads.retain(|(request, _)| *request != id);

@@ -44,16 +44,22 @@ impl Jobs {
         }
     }
 
-    /// Adds a transfer and names it.
+    /// A name for a transfer that may follow. No name is given twice.
+    pub fn reserve(&mut self) -> JobId {
+        let id = JobId(self.next);
+        self.next += 1;
+        id
+    }
+
+    /// Adds a transfer under a name that was reserved for it.
     pub fn add(
         &mut self,
+        id: JobId,
         request: RequestId,
         kind: TransferKind,
         chunks: Vec<ChunkRef>,
         copies: Vec<BlockCopy>,
     ) -> Transfer {
-        let id = JobId(self.next);
-        self.next += 1;
         let copies: Arc<[BlockCopy]> = copies.into();
         for copy in copies.iter() {
             if let Some(count) = self.touching.get_mut(copy.block.index()) {

@@ -8,8 +8,9 @@ use super::{Scheduler, unknown};
 use crate::api::{BlockCopy, GpuBlock, JobId, TransferKind};
 use crate::error::ConnectorError;
 use crate::groups::GroupKind;
+use crate::port::ManagerPort;
 
-impl Scheduler {
+impl<M: ManagerPort> Scheduler<M> {
     /// See [`crate::SchedulerHalf::update_state_after_alloc`].
     pub(super) fn take_allocation(
         &mut self,
@@ -116,7 +117,8 @@ impl Scheduler {
         let mut slots = std::mem::take(&mut self.scratch.slots);
         slots.clear();
         self.fill_keys(id, &chunks, &mut keys);
-        let prepared = self.manager.prepare_load(id, &keys, &mut slots);
+        let job = self.jobs.reserve();
+        let prepared = self.manager.prepare_load(id, job, &keys, &mut slots);
         if prepared.is_ok() {
             for copy in &mut copies {
                 if let Some(slot) = slots.get(copy.slot.index()) {
@@ -126,7 +128,7 @@ impl Scheduler {
         }
         let result = match prepared {
             Ok(()) => {
-                self.add_load(id, chunks, copies, &keys);
+                self.add_load(job, id, chunks, copies, &keys);
                 Ok(())
             }
             Err(TieringError::NotResident { .. } | TieringError::TooManyReaders { .. }) => {
@@ -143,6 +145,7 @@ impl Scheduler {
 
     fn add_load(
         &mut self,
+        job: JobId,
         id: RequestId,
         chunks: Vec<ChunkRef>,
         copies: Vec<BlockCopy>,
@@ -154,7 +157,7 @@ impl Scheduler {
                 self.jobs.block_handed_out(copy.block, self.step);
             }
         }
-        let transfer = self.jobs.add(id, TransferKind::Load, chunks, copies);
+        let transfer = self.jobs.add(job, id, TransferKind::Load, chunks, copies);
         if self.options.gpu_prefix_cache {
             for key in keys {
                 self.loading.entry(fingerprint(key)).or_insert(transfer.job);

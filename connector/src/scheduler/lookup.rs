@@ -1,7 +1,6 @@
 //! How much of a request is in the cache: a prefix for full attention, the window before a boundary for sliding windows,
 //! and the longest boundary on which all groups agree.
 
-use terrace_primary::BlockState;
 use terrace_tiering::{Lookup, LookupMode, RequestId};
 
 use super::keys::{ChunkRef, chunk_key, fingerprint};
@@ -10,6 +9,7 @@ use super::{Scheduler, unknown};
 use crate::api::{JobId, Matched};
 use crate::error::ConnectorError;
 use crate::groups::GroupKind;
+use crate::port::{Arrival, ManagerPort, PortQuery};
 
 /// After so many steps of waiting the whole prefix is looked up again, so that the manager's deadlines count.
 const STEPS_BETWEEN_LOOKUPS: u32 = 16;
@@ -31,7 +31,7 @@ impl Bounds {
     }
 }
 
-impl Scheduler {
+impl<M: ManagerPort> Scheduler<M> {
     /// See [`crate::SchedulerHalf::get_num_new_matched_tokens`].
     pub(super) fn match_request(&mut self, id: RequestId, computed_tokens: u32) -> Result<Matched, ConnectorError> {
         let tokens_per_block = self.options.geometry.tokens_per_block;
@@ -74,11 +74,10 @@ impl Scheduler {
         while awaited.chunk < awaited.end_chunk {
             let chunk = ChunkRef { group: awaited.group, chunk: awaited.chunk };
             let Some(key) = chunk_key(&request.hashes, per_chunk, chunk) else { break };
-            let primary = self.manager.primary();
-            match primary.find(&key).map(|slot| primary.state(slot)) {
-                Some(BlockState::Ready { .. }) => awaited.chunk += 1,
-                Some(BlockState::Writing) => return Ok(true),
-                _ => break,
+            match self.manager.arrival(id, &key) {
+                Arrival::Ready => awaited.chunk += 1,
+                Arrival::Writing => return Ok(true),
+                Arrival::Unknown => break,
             }
         }
         Ok(false)
@@ -101,6 +100,9 @@ impl Scheduler {
 
     /// Narrows the bounds to what the cache holds in all groups. Answers what part of it is not known or not there yet.
     fn search(&mut self, id: RequestId, bounds: &mut Bounds) -> Result<Option<Awaited>, ConnectorError> {
+        if M::BATCHES_LOOKUPS {
+            self.announce(id, bounds)?;
+        }
         let mut in_prefix: Option<Awaited> = None;
         for group in 0..self.options.groups.len() {
             if self.options.groups.get(group) == Some(&GroupKind::FullAttention) {
@@ -124,6 +126,18 @@ impl Scheduler {
             }
         }
         Ok(in_prefix.filter(|awaited| awaited.chunk < bounds.end_chunk).or(in_window))
+    }
+
+    /// Tells the manager all that the search may ask.
+    fn announce(&mut self, id: RequestId, bounds: &Bounds) -> Result<(), ConnectorError> {
+        let request = self.requests.get(&id).ok_or_else(|| unknown(id))?;
+        let queries = (0..).zip(&self.options.groups).map(|(group, kind)| {
+            let chunks = bounds.first_chunk..bounds.end_chunk;
+            let keys = chunks
+                .filter_map(|chunk| chunk_key(&request.hashes, bounds.blocks_per_chunk, ChunkRef { group, chunk }));
+            PortQuery { prefix_only: *kind == GroupKind::FullAttention, keys: keys.collect() }
+        });
+        Ok(self.manager.prepare_lookup(id, queries.collect())?)
     }
 
     /// Full attention: the leading run.
@@ -186,7 +200,7 @@ impl Scheduler {
         }));
         self.scratch.answers.clear();
         if !keys.is_empty() {
-            self.manager.lookup(id, keys, mode, &mut self.scratch.answers)?;
+            self.manager.lookup(id, group, keys, mode, &mut self.scratch.answers)?;
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ mod store;
 use std::collections::HashMap;
 
 use terrace_primary::{Key, SlotId};
-use terrace_tiering::{Event, Lookup, RequestContext, RequestId, StorePlan, TieringOffloadingManager};
+use terrace_tiering::{Event, Lookup, RequestContext, RequestId, StorePlan};
 
 use crate::api::{
     ConnectorMeta, ConnectorOutput, GpuBlock, JobId, Matched, NewRequest, SchedulerHalf, StepPlan, Transfer,
@@ -26,6 +26,7 @@ use crate::counters::Counters;
 use crate::error::ConnectorError;
 use crate::groups::{ConnectorOptions, GroupKind};
 use crate::hashes::HashList;
+use crate::port::ManagerPort;
 use jobs::Jobs;
 use keys::{ByFingerprint, ChunkRef, chunk_key};
 use request::{Matching, Request};
@@ -34,9 +35,9 @@ use request::{Matching, Request};
 const MOST_BLOCKS: usize = 1 << 30;
 
 /// The scheduler half over a manager.
-pub(crate) struct Scheduler {
+pub(crate) struct Scheduler<M> {
     options: ConnectorOptions,
-    manager: TieringOffloadingManager,
+    manager: M,
     requests: HashMap<RequestId, Request>,
     jobs: Jobs,
     /// Fingerprints of the blocks that are being loaded, with the load.
@@ -64,9 +65,9 @@ struct Scratch {
     plan: StorePlan,
 }
 
-impl Scheduler {
+impl<M: ManagerPort> Scheduler<M> {
     /// A scheduler half without requests.
-    pub(crate) fn new(options: ConnectorOptions, manager: TieringOffloadingManager) -> Result<Self, ConnectorError> {
+    pub(crate) fn new(options: ConnectorOptions, manager: M) -> Result<Self, ConnectorError> {
         options.validate()?;
         Ok(Self {
             jobs: Jobs::new(options.gpu_blocks),
@@ -84,11 +85,11 @@ impl Scheduler {
         })
     }
 
-    pub(crate) fn manager(&self) -> &TieringOffloadingManager {
+    pub(crate) fn manager(&self) -> &M {
         &self.manager
     }
 
-    pub(crate) fn manager_mut(&mut self) -> &mut TieringOffloadingManager {
+    pub(crate) fn manager_mut(&mut self) -> &mut M {
         &mut self.manager
     }
 
@@ -167,7 +168,7 @@ fn unknown(id: RequestId) -> ConnectorError {
     ConnectorError::Invalid(format!("request {} is not open", id.0))
 }
 
-impl SchedulerHalf for Scheduler {
+impl<M: ManagerPort> SchedulerHalf for Scheduler<M> {
     fn new_request(&mut self, request: NewRequest) -> Result<(), ConnectorError> {
         self.ensure_open()?;
         let NewRequest { id, prompt_tokens, block_hashes, tiers } = request;

@@ -8,8 +8,9 @@ use super::Scheduler;
 use super::jobs::Job;
 use crate::api::{ConnectorOutput, GpuBlock, JobId, TransferKind, WorkerOutput};
 use crate::error::ConnectorError;
+use crate::port::ManagerPort;
 
-impl Scheduler {
+impl<M: ManagerPort> Scheduler<M> {
     /// See [`crate::SchedulerHalf::update_connector_output`].
     pub(super) fn take_output(&mut self, output: WorkerOutput) -> Result<ConnectorOutput, ConnectorError> {
         self.absorb(output)?;
@@ -57,9 +58,9 @@ impl Scheduler {
         let completed = match job.kind {
             TransferKind::Load => {
                 self.forget_loading(id, &keys);
-                self.manager.complete_load(job.request, &keys)
+                self.manager.complete_load(job.request, id, &keys, ok)
             }
-            TransferKind::Store => self.manager.complete_store(job.request, &keys, ok),
+            TransferKind::Store => self.manager.complete_store(job.request, id, &keys, ok),
         };
         self.scratch.keys = keys;
         if let Err(error) = completed {

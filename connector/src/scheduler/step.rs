@@ -6,8 +6,9 @@ use super::request::Entry;
 use super::{Scheduler, unknown};
 use crate::api::{ConnectorMeta, GpuBlock, JobId, ScheduledRequest, StepPlan, TransferKind};
 use crate::error::ConnectorError;
+use crate::port::ManagerPort;
 
-impl Scheduler {
+impl<M: ManagerPort> Scheduler<M> {
     /// Refuses a plan that contradicts itself or what is known. Changes nothing that matters.
     pub(super) fn check_plan(&mut self, plan: &StepPlan) -> Result<(), ConnectorError> {
         self.plans += 1;

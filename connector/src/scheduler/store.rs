@@ -5,8 +5,9 @@ use terrace_tiering::RequestId;
 use super::keys::{ChunkRef, chunk_key};
 use super::{Scheduler, Scratch};
 use crate::api::{BlockCopy, Transfer, TransferKind};
+use crate::port::ManagerPort;
 
-impl Scheduler {
+impl<M: ManagerPort> Scheduler<M> {
     /// Offers the chunks that a step completes and plans the transfer of those that the manager takes. Chunks it refuses
     /// are not offered again. Work in proportion to the new chunks.
     pub(super) fn plan_store(&mut self, id: RequestId, computed_tokens: u32) -> Option<Transfer> {
@@ -21,7 +22,8 @@ impl Scheduler {
         if scratch.keys.is_empty() {
             return None;
         }
-        match self.manager.prepare_store(id, &scratch.keys, true, &mut scratch.plan) {
+        let job = self.jobs.reserve();
+        match self.manager.prepare_store(id, job, &scratch.keys, &mut scratch.plan) {
             Ok(true) => {}
             Ok(false) => return None,
             Err(error) => {
@@ -50,7 +52,7 @@ impl Scheduler {
         if chunks.is_empty() {
             return None;
         }
-        let transfer = self.jobs.add(id, TransferKind::Store, chunks, copies);
+        let transfer = self.jobs.add(job, id, TransferKind::Store, chunks, copies);
         request.jobs.push(transfer.job);
         self.counters.stores += 1;
         Some(transfer)

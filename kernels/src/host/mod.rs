@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 pub use stream::{StreamKind, stream_copy};
 
 use crate::engine::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction};
+use crate::metrics::CopyTimes;
 use pieces::Pieces;
 use queue::{Job, Queue};
 use stream::{stream_copy_unfenced, stream_fence};
@@ -35,6 +36,7 @@ pub struct HostCopyEngine {
     next: u64,
     stream: StreamKind,
     stats: CopyStats,
+    times: CopyTimes,
 }
 
 impl HostCopyEngine {
@@ -54,6 +56,7 @@ impl HostCopyEngine {
             next: 0,
             stream,
             stats: CopyStats::default(),
+            times: CopyTimes::new(),
         };
         for index in 0..threads {
             let queue = Arc::clone(&engine.queue);
@@ -111,7 +114,7 @@ impl CopyEngine for HostCopyEngine {
         let id = CopyId(self.next);
         self.next += 1;
         let after = after.and_then(|earlier| self.in_flight.get(&earlier));
-        let job = Arc::new(Job::new(id, pieces, after.map(Arc::as_ref)));
+        let job = Arc::new(Job::new(id, pieces, after.map(Arc::as_ref), self.times.of(direction).clone()));
         self.in_flight.insert(id, Arc::clone(&job));
         self.queue.push(job);
         Ok(id)

@@ -3,6 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use metrics::Histogram;
 
 use super::pieces::Pieces;
 use crate::engine::{CopyDone, CopyId};
@@ -12,6 +15,9 @@ use crate::engine::{CopyDone, CopyId};
 pub(super) struct Job {
     pub id: CopyId,
     pub pieces: Pieces,
+    submitted: Instant,
+    /// Gets the time that it took.
+    took: Histogram,
     /// The flag of the job that must be done first. Not the job itself: a chain of them would be dropped recursively.
     after: Option<Arc<AtomicBool>>,
     /// Pieces not yet copied.
@@ -22,9 +28,10 @@ pub(super) struct Job {
 
 impl Job {
     /// A job that starts once `after` is done.
-    pub fn new(id: CopyId, pieces: Pieces, after: Option<&Self>) -> Self {
+    pub fn new(id: CopyId, pieces: Pieces, after: Option<&Self>, took: Histogram) -> Self {
         let left = AtomicUsize::new(pieces.len());
-        Self { id, pieces, after: after.map(|job| Arc::clone(&job.done)), left, done: Arc::default() }
+        let after = after.map(|job| Arc::clone(&job.done));
+        Self { id, pieces, submitted: Instant::now(), took, after, left, done: Arc::default() }
     }
 
     pub fn is_done(&self) -> bool {
@@ -123,6 +130,7 @@ impl Queue {
     fn finish(&self, state: &mut State, job: &Job) {
         job.done.store(true, Ordering::Release);
         state.finished.push(job.report());
+        job.took.record(job.submitted.elapsed());
         self.finished.store(state.finished.len(), Ordering::Release);
         self.done.notify_all();
     }

@@ -3,8 +3,10 @@
 use super::Primary;
 
 impl Primary {
-    /// Hands out only the first `slots` slots (cut to [`Primary::blocks`]) from here on: those beyond are neither free nor used. The
-    /// first call, if no slot was handed out before it, sets the number; after that it only grows, and a smaller one changes nothing. A table
+    /// Hands out only the first `slots` slots (cut to [`Primary::blocks`]) from here on: those beyond are neither free
+    /// nor used. The
+    /// first call, if no slot was handed out before it, sets the number; after that it only grows, and a smaller one
+    /// changes nothing. A table
     /// that is never told has all its slots.
     pub fn set_usable(&mut self, slots: u32) {
         let slots = slots.min(self.blocks);

@@ -40,7 +40,8 @@ pub(super) fn attach(fd: OwnedFd, bytes: usize) -> Result<Mapping, PrimaryError>
     // A file's last page is there in full.
     match bytes.checked_next_multiple_of(page_bytes) {
         Some(whole) if file_bytes >= bytes as u64 => {
-            // SAFETY: the file reaches into the last page, is sealed against shrinking, and `whole` ends with a page of its size.
+            // SAFETY: the file reaches into the last page, is sealed against shrinking, and `whole` ends with a page
+            // of its size.
             #[expect(unsafe_code, reason = "shared memory of another process")]
             let mapping = unsafe { Mapping::of(fd, whole, pages) };
             mapping.map_err(system("mapping the file of another process"))

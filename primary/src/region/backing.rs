@@ -1,4 +1,5 @@
-//! Backing the pages of a mapping, piece by piece from its start upwards, several threads at a time. A first touch is a hundred
+//! Backing the pages of a mapping, piece by piece from its start upwards, several threads at a time. A first touch is
+//! a hundred
 //! times slower than any later one, so it must not happen while an engine waits.
 
 use std::collections::BTreeSet;
@@ -16,7 +17,8 @@ use crate::error::PrimaryError;
 /// Bytes that a thread takes at a time, and by which what is ready grows.
 const PIECE_BYTES: usize = 8 << 20;
 
-/// Bytes backed by one call into the kernel, which holds the process's memory map for as long: whoever maps or unmaps memory
+/// Bytes backed by one call into the kernel, which holds the process's memory map for as long: whoever maps or unmaps
+/// memory
 /// meanwhile waits for it.
 const STEP_BYTES: usize = 256 << 10;
 
@@ -127,7 +129,8 @@ impl Backing {
         }
     }
 
-    /// Whether the machine still has what the next pieces take: others may have taken it since the start, and asking too much ends in
+    /// Whether the machine still has what the next pieces take: others may have taken it since the start, and asking
+    /// too much ends in
     /// a kill. Huge pages are reserved.
     fn ask(&self, piece: usize, left_bytes: usize) -> Result<(), PrimaryError> {
         if !piece.is_multiple_of(PIECES_PER_ASK) || self.mapping.pages() == PageKind::Huge {
@@ -192,7 +195,8 @@ impl Backing {
     }
 }
 
-/// A backing on threads of its own, behind whatever else the process does. Dropping it stops and joins them, within one step.
+/// A backing on threads of its own, behind whatever else the process does. Dropping it stops and joins them, within
+/// one step.
 #[derive(Debug)]
 pub(super) struct Behind {
     backing: Arc<Backing>,

@@ -13,7 +13,8 @@ impl Mapping {
             return false;
         }
         let (start, _) = self.parts();
-        // SAFETY: the range was checked; `to` is memory of the caller's and cannot overlap a mapping without references.
+        // SAFETY: the range was checked; `to` is memory of the caller's and cannot overlap a mapping without
+        // references.
         unsafe { std::ptr::copy_nonoverlapping(start.as_ptr().add(offset), to.as_mut_ptr(), to.len()) };
         true
     }

@@ -23,13 +23,15 @@ pub(super) struct Mapping {
     pages: PageKind,
 }
 
-// SAFETY: the mapping is plain shared memory, owned by this value alone; who may touch which bytes is the block table's rule.
+// SAFETY: the mapping is plain shared memory, owned by this value alone; who may touch which bytes is the block
+// table's rule.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no method hands out a reference to the bytes.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// A sealed memfd of `bytes` (rounded up to whole pages), mapped and not yet backed. Huge pages are reserved here: where
+    /// A sealed memfd of `bytes` (rounded up to whole pages), mapped and not yet backed. Huge pages are reserved here:
+    /// where
     /// too few are free this fails with `NOMEM`.
     pub(super) fn new(bytes: usize, pages: PageKind) -> Result<Self, Errno> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -49,7 +51,8 @@ impl Mapping {
     /// Maps the first `bytes` of `fd`.
     ///
     /// # Safety
-    /// The file is at least that long and can never shrink: touching a page beyond its end kills the process. `bytes` is a multiple
+    /// The file is at least that long and can never shrink: touching a page beyond its end kills the process. `bytes`
+    /// is a multiple
     /// of its page size.
     pub(super) unsafe fn of(fd: OwnedFd, bytes: usize, pages: PageKind) -> Result<Self, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -76,7 +79,8 @@ impl Mapping {
         *word |= 1 << (node % 64);
         // The kernel takes one off the number of bits it is given.
         let bits = MASK_WORDS * 64 + 1;
-        // SAFETY: `mbind` reads `MASK_WORDS` words of `mask`, which outlives the call, and sets a policy on a range that is ours.
+        // SAFETY: `mbind` reads `MASK_WORDS` words of `mask`, which outlives the call, and sets a policy on a range
+        // that is ours.
         let result = unsafe {
             libc::syscall(libc::SYS_mbind, self.start.as_ptr(), self.bytes, MPOL_BIND, mask.as_ptr(), bits, 0_u32)
         };
@@ -90,7 +94,8 @@ impl Mapping {
             Err(Errno::INVAL) => {
                 for at in (offset..offset + len).step_by(page_size()) {
                     if let Some(byte) = self.at(at) {
-                        // SAFETY: the byte is in the mapping, in a range that nobody has been given yet; it is zero before and after.
+                        // SAFETY: the byte is in the mapping, in a range that nobody has been given yet; it is zero
+                        // before and after.
                         unsafe { byte.write_volatile(0) };
                     }
                 }

@@ -52,10 +52,12 @@ pub enum PageKind {
 /// Progress of a region's start: bytes backed so far, bytes in all.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
-/// Shared memory that holds the slots of the primary tier: a memfd that cannot shrink, unmapped on drop. The bytes of a slot are
+/// Shared memory that holds the slots of the primary tier: a memfd that cannot shrink, unmapped on drop. The bytes of
+/// a slot are
 /// not synchronised by anything here: whoever owns the slot by the block table's rules may touch them.
 ///
-/// Its slots are there from the start; those from [`Region::ready_slots`] on are not backed yet, and whoever touches one waits for the
+/// Its slots are there from the start; those from [`Region::ready_slots`] on are not backed yet, and whoever touches
+/// one waits for the
 /// machine to find a page, or is killed where it has none. The block table must not hand them out
 /// ([`Primary::set_usable`](crate::Primary::set_usable)).
 #[derive(Debug)]
@@ -69,7 +71,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Makes a region, all of it ready. Blocks until every page is backed: seconds for tens of GiB, minutes on some virtual machines.
+    /// Makes a region, all of it ready. Blocks until every page is backed: seconds for tens of GiB, minutes on some
+    /// virtual machines.
     /// `progress` is called now and then, by one thread at a time.
     pub fn create(options: &RegionOptions, progress: Progress<'_>) -> Result<Arc<Self>, PrimaryError> {
         let (mapping, backing) = start::start(Self::bytes_of(options)?, options)?;
@@ -77,8 +80,10 @@ impl Region {
         Ok(Arc::new(Self::over(options, Some(mapping), None)))
     }
 
-    /// Makes a region of which nothing is ready, and returns at once. Threads named `terrace-prefault` back (and lock, where that is asked
-    /// for) its pages from the start upwards, at low priority; [`Region::ready_slots`] grows with them. Dropping the region stops
+    /// Makes a region of which nothing is ready, and returns at once. Threads named `terrace-prefault` back (and lock,
+    /// where that is asked
+    /// for) its pages from the start upwards, at low priority; [`Region::ready_slots`] grows with them. Dropping the
+    /// region stops
     /// and joins them.
     pub fn start_behind(options: &RegionOptions) -> Result<Self, PrimaryError> {
         let (mapping, backing) = start::start(Self::bytes_of(options)?, options)?;
@@ -86,7 +91,8 @@ impl Region {
         Ok(Self::over(options, Some(mapping), Some(behind)))
     }
 
-    /// Maps a region that another process made and backs: `fd` is its [`Region::fd`]. Touches no page; all slots count as ready, and which
+    /// Maps a region that another process made and backs: `fd` is its [`Region::fd`]. Touches no page; all slots count
+    /// as ready, and which
     /// of them may be touched is the other's to say. Refused unless the file holds all slots and is sealed against
     /// shrinking (`F_SEAL_SHRINK`): touching a page that was cut off kills the process.
     pub fn from_fd(fd: OwnedFd, slots: u32, slot_stride: u32, block_bytes: u32) -> Result<Self, PrimaryError> {
@@ -149,7 +155,8 @@ impl Region {
         }
     }
 
-    /// Why the slots that are not ready never will be (no memory left, the limit on locked memory): the limit and the fix. `None` while
+    /// Why the slots that are not ready never will be (no memory left, the limit on locked memory): the limit and the
+    /// fix. `None` while
     /// they may come, and when all are ready.
     pub fn backing_failure(&self) -> Option<String> {
         self.behind.as_ref().and_then(|behind| behind.backing().failure())
@@ -181,21 +188,25 @@ impl Region {
         self.fitting(slot, to.len()).is_some_and(|(mapping, offset)| mapping.read(offset, to))
     }
 
-    /// Copies `from` to the start of `slot`. False as for [`Region::read_slot`]. Not synchronised: for tests and for the one that owns
+    /// Copies `from` to the start of `slot`. False as for [`Region::read_slot`]. Not synchronised: for tests and for
+    /// the one that owns
     /// the slot.
     pub fn write_slot(&self, slot: SlotId, from: &[u8]) -> bool {
         self.fitting(slot, from.len()).is_some_and(|(mapping, offset)| mapping.write(offset, from))
     }
 
-    /// Reads `len` bytes of the file `fd`, from `offset` on, straight to the start of `slot`: all of them, or an error, after which the
-    /// slot holds anything. A file that ends before is `UnexpectedEof`; a slot that is not there or too small is `InvalidInput`. Blocks
+    /// Reads `len` bytes of the file `fd`, from `offset` on, straight to the start of `slot`: all of them, or an
+    /// error, after which the
+    /// slot holds anything. A file that ends before is `UnexpectedEof`; a slot that is not there or too small is
+    /// `InvalidInput`. Blocks
     /// for as long as the file does. For the one that owns the slot.
     pub fn fill_slot_from(&self, slot: SlotId, fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<()> {
         let (mapping, at) = self.fitting(slot, len).ok_or_else(|| self.misfit(slot, len))?;
         mapping.fill(at, fd, offset, len)
     }
 
-    /// Writes the first `len` bytes of `slot` straight to the file `fd` at `offset`: all of them, or an error, after which that part of
+    /// Writes the first `len` bytes of `slot` straight to the file `fd` at `offset`: all of them, or an error, after
+    /// which that part of
     /// the file holds anything. The file is not made longer: one that ends before is `UnexpectedEof`. Else as
     /// [`Region::fill_slot_from`].
     pub fn drain_slot_to(&self, slot: SlotId, fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<()> {

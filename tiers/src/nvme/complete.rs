@@ -12,6 +12,7 @@ impl NvmeTier {
     pub(super) fn complete(&mut self, ticket: u64, result: Result<Placed, Fault>) {
         let Some(op) = self.ops.take(ticket) else { return };
         match result {
+            Ok(_) if !op.abandoned => self.time(&op),
             Err(Fault::Io) => self.stats.io_errors += 1,
             Err(Fault::Expired) if op.job != NONE => self.stats.expired += 1,
             Err(Fault::Full) => {
@@ -27,6 +28,16 @@ impl NvmeTier {
             OpKind::Replace => self.replaced(op, result),
             OpKind::Load => self.loaded(op, result),
             OpKind::Remove => self.removed(op, result.map(|_| ())),
+        }
+    }
+
+    /// An operation has succeeded.
+    fn time(&self, op: &Op) {
+        let took = self.clock.now().since(op.started);
+        match op.kind {
+            OpKind::Store | OpKind::Replace => self.times.store.record(took),
+            OpKind::Load => self.times.load.record(took),
+            OpKind::Remove => {}
         }
     }
 

@@ -1,6 +1,7 @@
 //! Raw file operations in one directory, batched: what a [`Shard`](super::Shard) stands on.
 //!
-//! [`UringDevice`](super::UringDevice) and [`PosixDevice`](super::PosixDevice) are the real ones; a simulator is another.
+//! [`UringDevice`](super::UringDevice) and [`PosixDevice`](super::PosixDevice) are the real ones; a simulator is
+//! another.
 //! A device knows paths and bytes; it knows no format, no CRC, no deadline and no queue.
 //!
 //! Every operation is a fixed sequence of steps ([`Step`]). A crash may fall between any two, and inside any step
@@ -102,14 +103,17 @@ pub enum FileOp {
 ///
 /// Steps:
 /// 1. [`Step::Take`], only with `recycle`: rename `recycle` to `temp`. If there is no such file, go on without.
-/// 2. [`Step::Open`]: open `temp` for writing; without a taken file create it and cut it to zero length, with one leave its
+/// 2. [`Step::Open`]: open `temp` for writing; without a taken file create it and cut it to zero length, with one
+/// leave its
 ///    length and content as they are.
-/// 3. [`Step::Write`]: `payload` at offset 0, `footer` behind it. May be torn anywhere, in units of 512 bytes and in any
+/// 3. [`Step::Write`]: `payload` at offset 0, `footer` behind it. May be torn anywhere, in units of 512 bytes and in
+/// any
 ///    order. Success means that all bytes were taken.
 /// 4. [`Step::Close`].
 /// 5. [`Step::Publish`]: rename `temp` to `target`, atomically replacing a file of that name.
 ///
-/// When it fails or is cancelled, whatever stands under `temp` is removed if that can be done, and `target` is as it was.
+/// When it fails or is cancelled, whatever stands under `temp` is removed if that can be done, and `target` is as it
+/// was.
 /// The file at `recycle` may be gone or not.
 #[derive(Debug)]
 pub struct WriteFile {
@@ -129,7 +133,8 @@ pub struct WriteFile {
 ///
 /// Steps:
 /// 1. [`Step::Open`]. No such file: the error [`Cause::Missing`].
-/// 2. [`Step::Read`]: fill `payload`, then `footer`. A file that ends early: the error [`Cause::Short`]; both buffers then
+/// 2. [`Step::Read`]: fill `payload`, then `footer`. A file that ends early: the error [`Cause::Short`]; both buffers
+/// then
 ///    hold anything. A longer file is read as far as the buffers go.
 /// 3. Close; its result does not matter.
 #[derive(Debug)]
@@ -253,6 +258,34 @@ pub struct Outcome {
     pub recycled: bool,
 }
 
+/// Memory in which buffers of operations lie.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRange {
+    /// Where it starts: a multiple of 4 KiB.
+    pub start: NonNull<u8>,
+    /// How long it is: a multiple of 4 KiB.
+    pub bytes: usize,
+    /// No buffer crosses a multiple of this, counted from the start.
+    pub unit_bytes: usize,
+}
+
+// SAFETY: a range is an address and two numbers; whoever dereferences it does so under the contract of
+// `Device::announce`, which
+// binds no thread.
+#[expect(unsafe_code, reason = "memory that is registered with the kernel is named by its address")]
+unsafe impl Send for MemoryRange {}
+
+/// How far the registration of memory with the kernel has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// All that ever will be is registered.
+    Done,
+    /// The next piece is not backed yet.
+    Waits,
+    /// There is more to register.
+    More,
+}
+
 /// Raw file operations in one directory, driven by one thread.
 ///
 /// Tags are chosen by the caller and unique among unfinished operations.
@@ -274,18 +307,31 @@ pub trait Device {
     /// Appends finished operations, each once. Does not wait.
     fn reap(&mut self, out: &mut Vec<Completion>);
 
-    /// Flushes, then sleeps until an operation may have finished, somebody woke the device, or `timeout` passed. May return early. With
+    /// Flushes, then sleeps until an operation may have finished, somebody woke the device, or `timeout` passed. May
+    /// return early. With
     /// nothing unfinished, no waker and no timeout it returns at once.
     fn wait(&mut self, timeout: Option<Duration>);
 
-    /// Announces memory in which the buffers of later operations will lie, as (address, length), before the first of them.
-    /// A device may register it with the kernel; one that cannot says so in the log and works without.
+    /// Announces memory in which the buffers of later operations will lie, before the first of them: `backed` can be
+    /// registered with the
+    /// kernel at once, `slots` must not be touched before they are ready. A device that cannot register memory works
+    /// without and
+    /// says [`Registration::Done`].
     ///
     /// # Safety
     /// It stays mapped for as long as the device lives.
     #[expect(unsafe_code, reason = "the kernel keeps these addresses")]
-    unsafe fn register(&mut self, memory: &[(NonNull<u8>, usize)]) {
-        let _ = memory;
+    unsafe fn announce(&mut self, backed: MemoryRange, slots: Option<MemoryRange>) -> Registration {
+        let _ = (backed, slots);
+        Registration::Done
+    }
+
+    /// Registers at most one more piece of the announced slots, of which the first `ready_bytes` are backed. Blocks
+    /// for some milliseconds;
+    /// operations go on meanwhile. What cannot be registered is said in the log, once, and used without.
+    fn register_next(&mut self, ready_bytes: u64) -> Registration {
+        let _ = ready_bytes;
+        Registration::Done
     }
 
     /// Operations submitted and not reaped.
@@ -297,7 +343,8 @@ pub trait Device {
     /// Starts to list a directory; the listing before it is dropped. `RelPath::root()` is the root itself.
     fn list_start(&mut self, path: &RelPath) -> Result<(), DeviceError>;
 
-    /// Appends up to `max` more names of the directory being listed, without `.` and `..`, in any order. `false`: that was
+    /// Appends up to `max` more names of the directory being listed, without `.` and `..`, in any order. `false`: that
+    /// was
     /// all. Files that come or go meanwhile may be named or not.
     fn list_next(&mut self, max: usize, out: &mut Vec<DirEntry>) -> Result<bool, DeviceError>;
 }

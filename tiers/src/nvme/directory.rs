@@ -50,8 +50,8 @@ pub struct DirectoryOptions {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Opens a directory and starts its thread. Blocks while the region is registered with the kernel. A directory that cannot be
-/// used, is in use, or holds another format is an error that names the fix.
+/// Opens a directory and starts its thread. Touches no slot: the thread registers the region with the kernel as it becomes ready. A
+/// directory that cannot be used, is in use, or holds another format is an error that names the fix.
 pub fn open_directory(options: DirectoryOptions) -> Result<ThreadedPort, TierError> {
     let DirectoryOptions { tier, root, index, direct_io, io_uring, mut shard, region, clock } = options;
     let problem = |problem: &str, source: io::Error| TierError::Directory {

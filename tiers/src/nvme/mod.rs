@@ -27,7 +27,8 @@ mod uring;
 mod wake;
 
 pub use device::{
-    Buffer, Cause, Completion, Device, DeviceError, DirEntry, FileOp, FileStat, Outcome, ReadFile, Step, WriteFile,
+    Buffer, Cause, Completion, Device, DeviceError, DirEntry, FileOp, FileStat, MemoryRange, Outcome, ReadFile,
+    Registration, Step, WriteFile,
 };
 pub use directory::{DirectoryOptions, open_directory};
 pub use inline::InlinePort;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::clock::Time;
 use crate::nvme::BlockName;
 use crate::tier::JobId;
 
@@ -36,6 +37,8 @@ pub(crate) struct Op {
     /// Not with the port yet.
     pub(crate) queued: bool,
     pub(crate) abandoned: bool,
+    /// When it was accepted.
+    pub(crate) started: Time,
     /// Removes: how often it was tried.
     pub(crate) attempts: u8,
     /// Bytes that the operation is charged with.
@@ -59,6 +62,7 @@ impl Op {
             lane,
             queued: false,
             abandoned: false,
+            started: Time(0),
             attempts: 0,
             bytes: 0,
             followers: Vec::new(),

@@ -28,6 +28,7 @@ use super::port::{BlockName, Command, PortEvent, ShardPort};
 use crate::catalog::CatalogStore;
 use crate::clock::{Clock, Time};
 use crate::error::TierError;
+use crate::metrics::OpTimes;
 use crate::tier::{
     Fault, JobId, LoadJob, Locality, Medium, Refused, SecondaryTier, StoreJob, TierDescriptor, TierEvent, TierLookup,
     TierStats,
@@ -65,6 +66,7 @@ pub struct NvmeTier {
     pub(super) persist: Persist,
     pub(super) events: Vec<TierEvent>,
     pub(super) stats: TierStats,
+    pub(super) times: OpTimes,
     /// Bytes of files that are being removed, or could not be.
     pub(super) leaving_bytes: u64,
     /// Files that are being removed.
@@ -114,6 +116,7 @@ impl NvmeTier {
         let now = clock.now();
         let lanes: Vec<Lane> = ports.into_iter().map(Lane::new).collect();
         Ok(Self {
+            times: OpTimes::new(&name),
             descriptor: TierDescriptor { name, medium: Medium::Storage, locality: Locality::Local },
             namespace,
             block_bytes: u64::from(geometry.block_bytes),
@@ -401,7 +404,7 @@ impl NvmeTier {
     /// Starts an operation: charges nothing, hands the command over.
     pub(super) fn start(&mut self, op: Op, command: impl FnOnce(u64) -> Command) -> u64 {
         let (lane, kind, job) = (usize::from(op.lane), op.kind, op.job);
-        let ticket = self.ops.insert(op);
+        let ticket = self.ops.insert(Op { started: self.clock.now(), ..op });
         if kind != OpKind::Remove
             && let Some(job) = self.jobs.get_mut(job)
         {

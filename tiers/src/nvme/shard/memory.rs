@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use terrace_primary::{Region, SlotId};
 
-use crate::nvme::device::{Buffer, Device};
+use crate::nvme::device::{Buffer, Device, MemoryRange, Registration};
 use crate::nvme::format::FOOTER_BYTES;
 
 /// Page-aligned footers, one per operation.
@@ -70,13 +70,23 @@ impl ShardMemory {
         self.block_bytes
     }
 
-    /// Announces all of it to `device`.
-    pub(super) fn register<D: Device>(&self, device: &mut D) {
-        let mut memory = Vec::with_capacity(2);
-        memory.extend(self.region.parts());
-        memory.push((self.footers.start, self.footers.layout.size()));
+    /// Announces all of it to `device`. Touches no slot.
+    pub(super) fn announce<D: Device>(&self, device: &mut D) -> Registration {
+        let footers =
+            MemoryRange { start: self.footers.start, bytes: self.footers.layout.size(), unit_bytes: FOOTER_BYTES };
+        let unit_bytes = self.region.slot_stride() as usize;
+        let slots = self.region.parts().map(|(start, bytes)| MemoryRange { start, bytes, unit_bytes });
         // SAFETY: the shard drops its device before it releases this memory, and leaks both if operations are unfinished.
-        unsafe { device.register(&memory) }
+        unsafe { device.announce(footers, slots) }
+    }
+
+    /// Lets `device` register the next piece of the region, if it is ready.
+    pub(super) fn register_next<D: Device>(&self, device: &mut D) -> Registration {
+        match device.register_next(self.region.ready_bytes()) {
+            // It will never be ready: its slots are not used either.
+            Registration::Waits if self.region.backing_failure().is_some() => Registration::Done,
+            registration => registration,
+        }
     }
 
     /// Buffers of one operation: the slot's payload with its padding, and the footer. `None`: no such slot.

@@ -13,6 +13,7 @@ mod dirs;
 mod finish;
 mod memory;
 mod queue;
+mod register;
 mod scan;
 mod start;
 mod table;
@@ -31,7 +32,7 @@ use self::scan::Scan;
 use self::table::Table;
 use self::warn::{Kind, WarnLimit};
 use super::abandon::AbandonList;
-use super::device::{Cause, Completion, Device, DeviceError};
+use super::device::{Cause, Completion, Device, DeviceError, Registration};
 use super::port::{BlockName, Command, PortCounters, PortEvent};
 use crate::clock::{Clock, Time};
 use crate::tier::Fault;
@@ -73,6 +74,7 @@ pub struct Shard<D: Device> {
     /// `Some` until drop.
     device: Option<D>,
     memory: ShardMemory,
+    registration: Registration,
     clock: Arc<dyn Clock>,
     options: ShardOptions,
     queue: Queue,
@@ -95,14 +97,15 @@ pub struct Shard<D: Device> {
 
 impl<D: Device> Shard<D> {
     /// A shard over `device`. Blocks have the region's `block_bytes`; a region without bytes gives [`Fault::Io`] for every
-    /// block.
+    /// block. No slot is touched here: a region may still be in the making.
     pub fn new(mut device: D, region: Arc<Region>, clock: Arc<dyn Clock>, options: ShardOptions) -> Self {
         let depth = options.queue_depth.min(device.depth()).clamp(1, 4096);
         let memory = ShardMemory::new(region, depth);
-        memory.register(&mut device);
+        let registration = memory.announce(&mut device);
         Self {
             device: Some(device),
             memory,
+            registration,
             clock,
             queue: Queue::new(options.queue_entries.max(1)),
             table: Table::new(depth),
@@ -166,7 +169,8 @@ impl<D: Device> Shard<D> {
         }
     }
 
-    /// Does all that can be done without waiting: collects completions, gives up what expired, starts what fits.
+    /// Does all that can be done without waiting: collects completions, gives up what expired, starts what fits. While the region is being
+    /// registered with the kernel, one piece of it a step: some milliseconds each.
     pub fn step(&mut self, out: &mut Vec<PortEvent>) {
         // Before completions: what was given up by now must not be reported as stored.
         self.give_up(out);
@@ -175,6 +179,7 @@ impl<D: Device> Shard<D> {
         self.expire(now, out);
         self.start(out);
         self.step_scan(out);
+        self.step_registration();
     }
 
     /// Sleeps until there may be something to do (a completion, a deadline, somebody woke the device) or `timeout` passed.
@@ -185,6 +190,10 @@ impl<D: Device> Shard<D> {
             (true, ..) => Some(Duration::ZERO),
             (false, Some(timeout), Some(to_deadline)) => Some(timeout.min(to_deadline)),
             (false, timeout, to_deadline) => timeout.or(to_deadline),
+        };
+        let timeout = match self.registration_wait() {
+            Some(at_most) => Some(timeout.map_or(at_most, |timeout| timeout.min(at_most))),
+            None => timeout,
         };
         if let Some(device) = &mut self.device {
             device.wait(timeout);

@@ -60,7 +60,7 @@ pub(super) struct Place<'a> {
     pub(super) index: u32,
     pub(super) root: types::Fd,
     pub(super) direct: bool,
-    pub(super) registered: &'a Registered,
+    pub(super) registered: Option<&'a Registered>,
 }
 
 /// What to do after a chain's last result.
@@ -340,7 +340,7 @@ fn open_request(place: &Place<'_>, path: *const std::ffi::c_char, flags: rustix:
 
 fn write_request(place: &Place<'_>, file: types::Fixed, buffer: &Buffer, offset: u64) -> Entry {
     let address = buffer.address().as_ptr();
-    match place.registered.index_of(buffer) {
+    match place.registered.and_then(|registered| registered.index_of(buffer)) {
         Some(piece) => opcode::WriteFixed::new(file, address, buffer.len(), piece).offset(offset).build(),
         None => opcode::Write::new(file, address, buffer.len()).offset(offset).build(),
     }
@@ -348,7 +348,7 @@ fn write_request(place: &Place<'_>, file: types::Fixed, buffer: &Buffer, offset:
 
 fn read_request(place: &Place<'_>, file: types::Fixed, buffer: &Buffer, offset: u64) -> Entry {
     let address = buffer.address().as_ptr();
-    match place.registered.index_of(buffer) {
+    match place.registered.and_then(|registered| registered.index_of(buffer)) {
         Some(piece) => opcode::ReadFixed::new(file, address, buffer.len(), piece).offset(offset).build(),
         None => opcode::Read::new(file, address, buffer.len()).offset(offset).build(),
     }

@@ -2,10 +2,11 @@
 
 mod chain;
 mod memory;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 
 use self::chain::{Chain, LINKS, Next, Place, link_of, user_data};
 use self::memory::Registered;
-use super::device::{Completion, Device, DeviceError, DirEntry, FileOp};
+use super::device::{Completion, Device, DeviceError, DirEntry, FileOp, MemoryRange, Registration};
 use super::path::RelPath;
 use super::sys::{self, Listing};
 use super::wake::Waker;
@@ -31,7 +32,8 @@ const SPARE_REQUESTS: u32 = 16;
 
 /// Runs operations on a ring that belongs to the thread that made it.
 ///
-/// `unfinished` operations hold memory that is not this device's: whoever drops it with some of them unfinished must leak that memory.
+/// `unfinished` operations hold memory that is not this device's: whoever drops it with some of them unfinished must
+/// leak that memory.
 pub struct UringDevice {
     ring: IoUring,
     root: OwnedFd,
@@ -39,7 +41,8 @@ pub struct UringDevice {
     waker: Arc<Waker>,
     /// A request waits for the waker.
     wake_armed: bool,
-    registered: Registered,
+    /// `None`: nothing was announced, or too much for a ring.
+    registered: Option<Registered>,
     /// Never moves: requests point into it.
     chains: Box<[Chain]>,
     free: Vec<u32>,
@@ -52,7 +55,8 @@ pub struct UringDevice {
 }
 
 impl UringDevice {
-    /// A ring in the open directory `root`, for `depth` operations at a time. `direct`: files are opened with O_DIRECT. `waker` ends a
+    /// A ring in the open directory `root`, for `depth` operations at a time. `direct`: files are opened with
+    /// O_DIRECT. `waker` ends a
     /// wait. Fails where the system denies io_uring or lacks what is used of it.
     pub fn new(root: OwnedFd, direct: bool, depth: u32, waker: Arc<Waker>) -> io::Result<Self> {
         let depth = depth.clamp(1, MAX_DEPTH);
@@ -77,7 +81,7 @@ impl UringDevice {
             direct,
             waker,
             wake_armed: false,
-            registered: Registered::default(),
+            registered: None,
             chains: (0..depth).map(|_| Chain::idle()).collect(),
             free: (0..depth).rev().collect(),
             listing: Listing::default(),
@@ -97,8 +101,8 @@ impl UringDevice {
     /// Sends the requests of a chain. All of one chain go in one submission: a chain ends where a submission does.
     fn send(&mut self, index: u32) {
         let Some(chain) = self.chains.get_mut(index as usize) else { return };
-        let place =
-            Place { index, root: types::Fd(self.root.as_raw_fd()), direct: self.direct, registered: &self.registered };
+        let registered = self.registered.as_ref();
+        let place = Place { index, root: types::Fd(self.root.as_raw_fd()), direct: self.direct, registered };
         let mut entries = std::mem::take(&mut self.entries);
         chain.requests(&place, &mut entries);
         self.push(&entries);
@@ -115,7 +119,8 @@ impl UringDevice {
         if room < entries.len() {
             self.enter(0, None);
         }
-        // SAFETY: paths, vectors and statx buffers lie in `chains`, which does not move and whose entry is not reused before its last
+        // SAFETY: paths, vectors and statx buffers lie in `chains`, which does not move and whose entry is not reused
+        // before its last
         // result; payload and footer belong to the operation (`Buffer::new`).
         #[expect(unsafe_code, reason = "the kernel keeps the addresses in these requests")]
         let pushed = unsafe { self.ring.submission().push_multiple(entries) };
@@ -124,7 +129,8 @@ impl UringDevice {
         }
     }
 
-    /// One system call: submits what was pushed, runs what the kernel put off, waits for `want` completions at most `timeout`.
+    /// One system call: submits what was pushed, runs what the kernel put off, waits for `want` completions at most
+    /// `timeout`.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) {
         let submitter = self.ring.submitter();
         let entered = match timeout {
@@ -142,6 +148,16 @@ impl UringDevice {
                 _ => tracing::error!("io_uring_enter failed: {error}"),
             },
         }
+    }
+
+    /// Says that memory cannot be registered, or no more of it.
+    fn unregistered(&self, error: &io::Error) -> Registration {
+        tracing::warn!(
+            registered_bytes = self.registered.as_ref().map_or(0, Registered::bytes),
+            "the region cannot be registered with io_uring ({error}): operations pin its pages anew, which is slower; \
+             raise the limit of locked memory (ulimit -l, LimitMEMLOCK=infinity) above the region's size"
+        );
+        Registration::Done
     }
 
     fn arm_wake(&mut self) {
@@ -248,14 +264,23 @@ impl Device for UringDevice {
     }
 
     #[expect(unsafe_code, reason = "the kernel keeps these addresses")]
-    unsafe fn register(&mut self, memory: &[(NonNull<u8>, usize)]) {
+    unsafe fn announce(&mut self, backed: MemoryRange, slots: Option<MemoryRange>) -> Registration {
+        let plan = Registered::plan(backed, slots);
         // SAFETY: the caller keeps it mapped as long as this device.
-        if let Err(error) = unsafe { self.registered.register(&self.ring.submitter(), memory) } {
-            tracing::warn!(
-                "the region cannot be registered with io_uring ({error}): every operation pins its pages anew, which is slower; \
-                 raise the limit of locked memory (ulimit -l, LimitMEMLOCK=infinity) above the region's size"
-            );
+        let started = plan.and_then(|plan| unsafe { self.registered.insert(plan).start(&self.ring.submitter()) });
+        started.unwrap_or_else(|error| self.unregistered(&error))
+    }
+
+    fn register_next(&mut self, ready_bytes: u64) -> Registration {
+        let Some(registered) = &mut self.registered else { return Registration::Done };
+        let ready_bytes = usize::try_from(ready_bytes).unwrap_or(usize::MAX);
+        // SAFETY: what was announced stays mapped as long as this device, by the contract of `announce`.
+        #[expect(unsafe_code, reason = "the kernel keeps these addresses")]
+        let next = unsafe { registered.next(&self.ring.submitter(), ready_bytes) };
+        if matches!(next, Ok(Registration::Done)) {
+            tracing::debug!(bytes = registered.bytes(), "memory is registered with io_uring");
         }
+        next.unwrap_or_else(|error| self.unregistered(&error))
     }
 
     fn unfinished(&self) -> u32 {

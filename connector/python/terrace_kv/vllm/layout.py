@@ -1,0 +1,167 @@
+"""Where the pages of a KV-cache group lie in a slot of the region, and the copies between the two.
+
+A slot holds one chunk (`blocks_per_chunk` blocks) of one group. It consists of one part for each worker, or of one part alone where all workers hold
+equal bytes. In a part the group's data references follow one another, each with the pages of the chunk's blocks in a row:
+
+    slot: | part of rank 0                                | part of rank 1 | ...
+    part: | reference 0: page, page, .. | reference 1: .. | .. | unused   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import CanonicalKVCaches
+
+#: Element types for copies, the widest first.
+_WIDTHS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.int8))
+
+
+class LayoutError(Exception):
+    """Pages or slots that do not fit what was agreed."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One tensor's pages of a group."""
+
+    #: (blocks, page bytes), int8.
+    pages: torch.Tensor
+    page_bytes: int
+    #: Where the pages of a chunk begin in the worker's part of a slot.
+    offset: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """The blocks of one group in one job, and where they lie in slots."""
+
+    group: int
+    blocks: torch.Tensor
+    #: Slot and place in the slot's chunk of each block.
+    slots: torch.Tensor
+    places: torch.Tensor
+
+
+class WorkerLayout:
+    """How this worker's pages lie in its part of a slot."""
+
+    def __init__(self, caches: CanonicalKVCaches, blocks_per_chunk: int, part_offset: int, part_bytes: int) -> None:
+        """`part_offset` and `part_bytes`: this worker's part of a slot. Raises `LayoutError` if a group's pages do not fit into it."""
+        self.blocks_per_chunk = blocks_per_chunk
+        self.part_offset = part_offset
+        self.part_bytes = part_bytes
+        self.groups: list[list[Reference]] = []
+        for index, references in enumerate(caches.group_data_refs):
+            offset = 0
+            group = []
+            for reference in references:
+                tensor = caches.tensors[reference.tensor_idx].tensor
+                if tensor.device.type != "cpu":
+                    raise LayoutError(
+                        f"the KV cache lies on {tensor.device}: this release of terrace-kv copies to and from host memory only. Copies by "
+                        "CUDA are missing: use vLLM's CPU backend, or vLLM's own TieringOffloadingSpec with a TerraceTier."
+                    )
+                if tensor.dtype != torch.int8 or tensor.ndim != 2 or tensor.shape[1] < reference.page_size_bytes:
+                    raise LayoutError(f"a KV cache of shape {tuple(tensor.shape)} and type {tensor.dtype} is not understood")
+                page_bytes = reference.page_size_bytes
+                group.append(Reference(tensor[:, :page_bytes], page_bytes, offset))
+                offset += page_bytes * blocks_per_chunk
+            if offset > part_bytes:
+                raise LayoutError(f"group {index} has {offset} bytes for each chunk, the worker's part of a slot only {part_bytes}")
+            self.groups.append(group)
+
+    def runs(self, block_ids: np.ndarray, group_sizes: Sequence[int], block_indices: Sequence[int], slots: np.ndarray) -> list[Run]:
+        """The copies of a job. Raises `LayoutError` if blocks and slots do not belong together; nothing is copied then.
+
+        As in vLLM's own worker: a group's blocks are consecutive, the first of them at `block_indices[group] % blocks_per_chunk` of its first chunk.
+        Null blocks (id 0) count, but are not copied.
+        """
+        if len(group_sizes) != len(self.groups) or len(block_indices) != len(self.groups):
+            raise LayoutError(f"a job of {len(group_sizes)} groups, the cache has {len(self.groups)}")
+        per_chunk = self.blocks_per_chunk
+        runs: list[Run] = []
+        at_block = at_slot = 0
+        for group, (size, first) in enumerate(zip(group_sizes, block_indices)):
+            if not size:
+                continue
+            skip = first % per_chunk
+            chunks = -(-(size + skip) // per_chunk)
+            chunk_slots = slots[at_slot : at_slot + chunks]
+            blocks = block_ids[at_block : at_block + size]
+            if len(chunk_slots) != chunks or len(blocks) != size:
+                break
+            at_slot += chunks
+            at_block += size
+            positions = np.arange(skip, skip + size)
+            wanted = blocks != 0
+            if not wanted.all():
+                positions, blocks = positions[wanted], blocks[wanted]
+            runs.append(
+                Run(
+                    group,
+                    torch.from_numpy(blocks.astype(np.int64)),
+                    torch.from_numpy(chunk_slots[positions // per_chunk].astype(np.int64)),
+                    torch.from_numpy(positions % per_chunk),
+                )
+            )
+        if at_slot != len(slots) or at_block != len(block_ids):
+            raise LayoutError(
+                f"{len(block_ids)} blocks in groups of {list(group_sizes)}, the first at {list(block_indices)}, do not match {len(slots)} slots of "
+                f"{per_chunk} blocks"
+            )
+        return runs
+
+
+class RegionView:
+    """This worker's part of all slots of a mapped region."""
+
+    def __init__(self, layout: WorkerLayout, memory: Any, slots: int, slot_stride: int) -> None:
+        """`memory` is the mapping: a writable buffer. Raises `LayoutError` if the part does not lie in a slot."""
+        if layout.part_offset + layout.part_bytes > slot_stride:
+            raise LayoutError(f"slots of {slot_stride} bytes are too short for a part of {layout.part_bytes} at {layout.part_offset}")
+        whole = torch.frombuffer(memory, dtype=torch.int8, count=slots * slot_stride)
+        self.slots = slots
+        self._groups = [
+            [_pair(whole, slots, slot_stride, layout.part_offset, layout.blocks_per_chunk, reference) for reference in group]
+            for group in layout.groups
+        ]
+
+    def store(self, runs: Sequence[Run]) -> int:
+        """Pages to slots. The bytes that were copied."""
+        copied = 0
+        for run in runs:
+            for pages, area, page_bytes in self._groups[run.group]:
+                area.index_put_((run.slots, run.places), pages.index_select(0, run.blocks))
+                copied += len(run.blocks) * page_bytes
+        return copied
+
+    def load(self, runs: Sequence[Run]) -> int:
+        """Slots to pages. The bytes that were copied."""
+        copied = 0
+        for run in runs:
+            for pages, area, page_bytes in self._groups[run.group]:
+                pages.index_copy_(0, run.blocks, area[run.slots, run.places])
+                copied += len(run.blocks) * page_bytes
+        return copied
+
+
+def _pair(
+    whole: torch.Tensor, slots: int, stride: int, part: int, per_chunk: int, reference: Reference
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """A reference's pages and its area (slots, places, page) of the region, both of the widest element type that fits."""
+    pages, page_bytes, start = reference.pages, reference.page_bytes, part + reference.offset
+    for width, dtype in _WIDTHS:
+        places = (page_bytes, start, stride, pages.stride(0), pages.storage_offset(), pages.data_ptr())
+        if not any(place % width for place in places):
+            area = whole.view(dtype).as_strided(
+                (slots, per_chunk, page_bytes // width), (stride // width, page_bytes // width, 1), start // width
+            )
+            return pages.view(dtype), area, page_bytes
+    raise AssertionError("every number is a multiple of 1")

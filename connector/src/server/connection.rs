@@ -1,0 +1,207 @@
+//! One socket: bytes in, frames out of them; frames in, bytes out.
+
+use std::io::IoSlice;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, send, sendmsg,
+};
+use terrace_primary::Region;
+
+use super::refusal::Refusal;
+use crate::protocol::{FrameHeader, HEADER_BYTES, MAX_DESCRIPTORS};
+
+/// Bytes read at once.
+const READ_BYTES: usize = 256 << 10;
+/// Reading pauses while so much waits to be written.
+const PAUSE_BYTES: usize = 1 << 20;
+/// Memory that an empty buffer keeps.
+const KEEP_BYTES: usize = 256 << 10;
+
+/// What reading brought.
+#[derive(Clone, Debug)]
+pub(super) enum Input {
+    /// Bytes.
+    Some,
+    /// Nothing for now.
+    Nothing,
+    /// The other side has closed, or the connection is broken.
+    End,
+    /// A descriptor where none belongs.
+    Refused(Refusal),
+}
+
+/// A connected socket that does not block.
+#[derive(Debug)]
+pub(super) struct Connection {
+    socket: OwnedFd,
+    input: Vec<u8>,
+    /// Bytes of `input` that are done with.
+    taken: usize,
+    pub output: Vec<u8>,
+    /// Bytes of `output` that are written.
+    written: usize,
+    /// Goes out with the first byte.
+    send_region: Option<Arc<Region>>,
+    /// Came in before the session was open.
+    descriptors: Vec<OwnedFd>,
+    /// Whether descriptors may come: until the first frame.
+    takes_descriptors: bool,
+    /// Whether reading and writing are waited for.
+    pub interest: (bool, bool),
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            input: Vec::new(),
+            taken: 0,
+            output: Vec::new(),
+            written: 0,
+            send_region: None,
+            descriptors: Vec::new(),
+            takes_descriptors: true,
+            interest: (true, false),
+        }
+    }
+
+    /// Reads once. `scratch` is memory to read into, at least a page.
+    pub fn read(&mut self, scratch: &mut [u8]) -> Input {
+        let len = scratch.len().min(READ_BYTES);
+        let Some(scratch) = scratch.get_mut(..len) else { return Input::Nothing };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        // Where none belongs there is no room for any: the kernel closes them and says so.
+        let room = if self.takes_descriptors { space.as_mut_slice() } else { &mut [] };
+        let mut control = RecvAncillaryBuffer::new(room);
+        let received = recvmsg(&self.socket, &mut [IoSliceMut::new(scratch)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        let received = match received {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return Input::Nothing,
+            Err(_) => return Input::End,
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.descriptors.extend(descriptors);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > MAX_DESCRIPTORS {
+            self.descriptors.clear();
+            let text = "descriptors belong to the first frame of a session of role \"tier\", one, and nowhere else";
+            return Input::Refused(Refusal::malformed(text));
+        }
+        match scratch.get(..received.bytes) {
+            Some(bytes) if !bytes.is_empty() => {
+                self.input.extend_from_slice(bytes);
+                Input::Some
+            }
+            _ => Input::End,
+        }
+    }
+
+    /// The next whole frame: its header and where its body lies ([`Connection::body`]). `None`: not all of it is here.
+    pub fn next_frame(&mut self, most_body_bytes: u32) -> Result<Option<FrameHeader>, Refusal> {
+        let Some(rest) = self.input.get(self.taken..) else { return Ok(None) };
+        let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let header = FrameHeader::from_bytes(header, most_body_bytes)?;
+        Ok((rest.len() - HEADER_BYTES >= header.body_bytes as usize).then_some(header))
+    }
+
+    /// The body of the frame that [`Connection::next_frame`] found, taken out.
+    pub fn take_body(&mut self, header: &FrameHeader, body: &mut Vec<u8>) {
+        body.clear();
+        let start = self.taken + HEADER_BYTES;
+        let end = start + header.body_bytes as usize;
+        body.extend_from_slice(self.input.get(start..end).unwrap_or_default());
+        self.taken = end.min(self.input.len());
+        if self.taken == self.input.len() {
+            self.input.clear();
+            self.input.shrink_to(KEEP_BYTES);
+            self.taken = 0;
+        } else if self.taken > KEEP_BYTES {
+            self.input.drain(..self.taken);
+            self.taken = 0;
+        }
+    }
+
+    /// Takes the descriptor that came with the first frame. From here on none belongs to any.
+    pub fn take_descriptor(&mut self, header: &FrameHeader) -> Result<Option<OwnedFd>, Refusal> {
+        if self.descriptors.len() != usize::from(header.descriptors) {
+            let text = format!(
+                "the header announces {} descriptors and {} came: send them with the frame's first byte",
+                header.descriptors,
+                self.descriptors.len()
+            );
+            return Err(Refusal::malformed(text));
+        }
+        self.takes_descriptors = false;
+        Ok(self.descriptors.pop())
+    }
+
+    /// The region's descriptor goes out with the next byte. Nothing has been written before.
+    pub fn send_region(&mut self, region: Arc<Region>) {
+        self.send_region = Some(region);
+    }
+
+    /// Writes what can be written. `Err`: the connection is broken.
+    pub fn flush(&mut self) -> Result<(), Errno> {
+        while let Some(rest) = self.output.get(self.written..)
+            && !rest.is_empty()
+        {
+            let descriptor = self.send_region.as_ref().and_then(|region| region.fd());
+            let sent = match descriptor {
+                None => send(&self.socket, rest, SendFlags::NOSIGNAL),
+                Some(descriptor) => send_with(&self.socket, rest, descriptor),
+            };
+            match sent {
+                Ok(bytes) => {
+                    self.send_region = None;
+                    self.written += bytes;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        if self.waiting_bytes() == 0 {
+            self.output.clear();
+            self.output.shrink_to(KEEP_BYTES);
+            self.written = 0;
+        } else if self.written > PAUSE_BYTES {
+            self.output.drain(..self.written);
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// Bytes that wait to be written.
+    pub fn waiting_bytes(&self) -> usize {
+        self.output.len().saturating_sub(self.written)
+    }
+
+    /// Whether the other side reads too slowly to be read from.
+    pub fn is_paused(&self) -> bool {
+        self.waiting_bytes() > PAUSE_BYTES
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn send_with(socket: &OwnedFd, bytes: &[u8], descriptor: BorrowedFd<'_>) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(Errno::NOBUFS);
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
+}

@@ -1,0 +1,43 @@
+//! The daemon: one manager per pool behind a Unix socket, for several engines of a host.
+//!
+//! An acceptor thread binds the socket, checks who connects and reads `Hello`; then a session belongs to the thread of
+//! its pool, which owns region, manager and tiers and serves its sessions with epoll: read a frame, call the manager,
+//! write the reply. No lock is taken on that path. Bytes of blocks never pass through the socket.
+//!
+//! What a session may make the daemon do is bounded in every place ([`crate::protocol::WireLimits`]), and what breaks a
+//! rule ends with its own connection.
+
+mod acceptor;
+mod connection;
+mod copier;
+pub(crate) mod counts;
+mod dispatch;
+mod drain;
+mod engine;
+mod error;
+mod events;
+mod foreign;
+mod frames;
+mod handle;
+mod hello;
+mod leases;
+mod listener;
+mod liveness;
+mod locks;
+mod lookup;
+mod options;
+mod peer;
+mod poller;
+mod pool;
+mod pools;
+mod refusal;
+mod rows;
+mod session;
+mod stats;
+mod step;
+mod store;
+mod wake;
+
+pub use error::ServerError;
+pub use handle::{Server, ServerHandle};
+pub use options::ServerOptions;

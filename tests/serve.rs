@@ -1,0 +1,249 @@
+//! `terrace replay --connect` through a real daemon: the same hits as in process, never a wrong byte, whatever happens
+//! to either side.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Replay, assert_sound};
+use serde_json::Value;
+use terrace_config::{Config, Namespace};
+use terrace_connector::client::{ClientOptions, Session};
+
+/// Blocks of the daemon's tiers.
+const PRIMARY: u32 = 600;
+const NVME: u32 = 4_000;
+/// The same of a replay in process.
+const IN_PROCESS: &str = "--primary-blocks 600 --nvme-blocks 4000";
+/// Small blocks, and an engine that reloads much.
+const ENGINE: &str = "--block-bytes 16384 --gpu-blocks 512 --seed 7";
+
+/// A daemon with one pool. It is killed when this is dropped.
+struct Daemon {
+    place: PathBuf,
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts a daemon whose files lie in `place`, and waits until it listens.
+    fn start(place: &Path) -> Self {
+        let text = format!(
+            "[primary]\nblocks = {PRIMARY}\n[geometry]\nblock_bytes = 16384\n\
+             [server]\nsocket = {:?}\nsession_share = 1.0\n\
+             [[tier]]\ntype = \"nvme\"\npaths = [{:?}]\nblocks = {NVME}\nbackfill = true\n\
+             high_watermark = 1.0\nlow_watermark = 0.99\n",
+            place.join("terrace.sock"),
+            place.join("nvme"),
+        );
+        std::fs::create_dir_all(place.join("nvme")).expect("a directory");
+        std::fs::write(place.join("terrace.toml"), text).expect("a configuration");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+        command.args(["serve", "--config"]).arg(place.join("terrace.toml"));
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("terrace serve");
+        let mut log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let ready = log.by_ref().map_while(Result::ok).find(|line| line.contains("ready"));
+        assert!(ready.is_some(), "the daemon ended before it was ready: {:?}", child.wait());
+        // The pipe must not fill.
+        std::thread::spawn(move || log.for_each(drop));
+        Self { place: place.to_path_buf(), child }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.place.join("terrace.sock")
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        let pid = libc::pid_t::try_from(self.child.id()).expect("a process id");
+        // SAFETY: sends a signal to a child that is not waited for yet.
+        #[expect(unsafe_code, reason = "a signal")]
+        let sent = unsafe { libc::kill(pid, signal) };
+        assert_eq!(sent, 0, "the daemon is there");
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("the daemon is there");
+        self.child.wait().expect("it ends");
+    }
+
+    /// A replay through this daemon.
+    fn replay(&self, arguments: &str) -> Replay {
+        let mut replay = Replay::over_socket(&self.socket());
+        replay.command().env("TERRACE_LOG", "error");
+        replay.args(ENGINE.split_whitespace()).args(arguments.split_whitespace())
+    }
+
+    /// Readers and slots being written in the pool that replays use.
+    fn in_use(&self) -> f64 {
+        let config = Config::parse("[primary]\nblocks = 1\n[geometry]\nblock_bytes = 16384\n", "test").expect("valid");
+        let namespace =
+            Namespace { model: "replay".to_owned(), engine: "terrace replay 1".to_owned(), ..Namespace::default() };
+        // What replays of generated traffic give their blocks.
+        let geometry = terrace_config::Geometry { tokens_per_block: TOKENS_PER_BLOCK, ..config.geometry };
+        let mut options = ClientOptions::new(self.socket(), namespace, geometry);
+        options.call_budget = Duration::from_secs(2);
+        let mut session = Session::start(options).expect("a thread");
+        session.wait_ready(Duration::from_secs(10)).expect("a session");
+        let values = session.stats().expect("statistics");
+        let is_use = |name: &str| {
+            name == "terrace_primary_readers"
+                || name.starts_with("terrace_primary_slots{") && name.contains("\"writing\"")
+        };
+        let found: Vec<f64> = values.iter().filter(|(name, _)| is_use(name)).map(|(_, value)| *value).collect();
+        assert_eq!(found.len(), 2, "readers and slots being written: {values:?}");
+        found.iter().sum()
+    }
+}
+
+/// Tokens of a block of generated traffic.
+const TOKENS_PER_BLOCK: u32 = 64;
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn number(report: &Value, pointer: &str) -> u64 {
+    report.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("no number at {pointer} in {report:#}"))
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn one_client_hits_what_it_hits_in_process() {
+    for groups in ["1", "2"] {
+        let work = format!("--limit 150 --concurrency 1 --groups {groups} --window-tokens 1500");
+        let patient = format!("{work} --call-budget-ms 10000");
+        let (alone, place) = (tempfile::tempdir().expect("a place"), tempfile::tempdir().expect("a place"));
+        let expected = Replay::new(alone.path())
+            .args(ENGINE.split_whitespace())
+            .args(IN_PROCESS.split_whitespace())
+            .args(work.split_whitespace())
+            .run();
+        let daemon = Daemon::start(place.path());
+        // An answer that is late would be a miss, which the comparison is not about.
+        let report = daemon.replay(&patient).run();
+        assert_sound(&report, 150, &work);
+        assert!(number(&report, "/hits/primary") > 0 && number(&report, "/hits/nvme") > 0, "{report:#}");
+        // A daemon hears of all groups at once and promotes for all of them together; in process each group's search
+        // promotes by itself. So with two groups a block may be found where the other way it was promoted again. What
+        // is found at all is the same.
+        let below = |report: &Value| number(report, "/hits/primary") + number(report, "/hits/nvme");
+        assert_eq!(below(&report), below(&expected), "{work}: {report:#} {expected:#}");
+        let fields = ["/hits/gpu", "/misses", "/blocks_looked_up", "/bytes/stored", "/bytes/loaded", "/hits/nvme"];
+        for field in &fields[..if groups == "1" { 6 } else { 5 }] {
+            assert_eq!(number(&report, field), number(&expected, field), "{field}, {work}: {report:#} {expected:#}");
+        }
+        let asked = report["socket"]["lookups_per_request_and_step"].as_f64().expect("a number");
+        assert!(asked > 0.0 && asked <= 1.0, "more than one round trip for a request and step: {report:#}");
+        assert_eq!(number(&report, "/socket/protocol_faults"), 0, "{report:#}");
+    }
+}
+
+#[test]
+fn four_replays_at_once_share_blocks() {
+    let place = tempfile::tempdir().expect("a place");
+    let daemon = Daemon::start(place.path());
+    let reports: Vec<Value> = std::thread::scope(|scope| {
+        let replay = || scope.spawn(|| daemon.replay("--limit 150 --concurrency 4").run());
+        let running: Vec<_> = (0..4).map(|_| replay()).collect();
+        running.into_iter().map(|replay| replay.join().expect("a report")).collect()
+    });
+    for report in &reports {
+        assert_sound(report, 150, "four at once");
+        assert_eq!(number(report, "/socket/reconnects"), 0, "{report:#}");
+    }
+    // What they stored a fifth one finds; each of them was nearly as far as the others, and computed most itself.
+    let fifth = daemon.replay("--limit 150 --concurrency 4").run();
+    assert_sound(&fifth, 150, "after four");
+    let misses = reports.iter().map(|report| number(report, "/misses")).max();
+    assert!(misses.is_some_and(|misses| number(&fifth, "/misses") * 2 < misses), "{misses:?} before, then {fifth:#}");
+    until("readers and slots being written are given back", || daemon.in_use() == 0.0);
+}
+
+#[test]
+fn a_daemon_that_is_killed_and_started_again_is_found_and_hit() {
+    let place = tempfile::tempdir().expect("a place");
+    let daemon = Daemon::start(place.path());
+    let mut again = None;
+    let replay = daemon.replay("--limit 1500 --concurrency 4");
+    let (report, log) = replay.run_while(700, || {
+        daemon.kill();
+        again = Some(Daemon::start(place.path()));
+    });
+    assert_sound(&report, 1500, &log);
+    assert!(number(&report, "/socket/reconnects") >= 1, "{report:#}");
+    // What was below before is hit by a new engine on the new daemon; a warm engine has hit it too.
+    let daemon = again.expect("a second daemon");
+    let report = daemon.replay("--limit 300 --concurrency 4").run();
+    assert_sound(&report, 300, "after a restart");
+    assert!(number(&report, "/hits/nvme") + number(&report, "/hits/primary") > 0, "{report:#}");
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_waited_for_once() {
+    let place = tempfile::tempdir().expect("a place");
+    let daemon = Daemon::start(place.path());
+    let replay = daemon.replay("--limit 1500 --concurrency 4");
+    let (report, log) = replay.run_while(700, || daemon.signal(libc::SIGSTOP));
+    assert_sound(&report, 1500, &log);
+    let (timeouts, stalled) = (number(&report, "/socket/timeouts"), number(&report, "/socket/stalled_calls"));
+    // On a busy machine an answer may be late without the signal; each such time one call waits.
+    let late = number(&report, "/socket/stalls");
+    assert!(timeouts >= 1 && timeouts == late, "after a timeout no call waits: {report:#}");
+    assert!(stalled > timeouts, "{report:#}");
+    daemon.signal(libc::SIGCONT);
+    until("what the replay held is given back", || daemon.in_use() == 0.0);
+}
+
+#[test]
+fn a_replay_that_is_killed_leaves_nothing_behind() {
+    let place = tempfile::tempdir().expect("a place");
+    let daemon = Daemon::start(place.path());
+    for delay_ms in [150, 333, 700] {
+        let mut replay = daemon.replay("--limit 3000 --concurrency 8").spawn();
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        assert!(replay.try_wait().expect("wait").is_none(), "the replay ended before it was killed: give it more work");
+        replay.kill().expect("it is there");
+        replay.wait().expect("it ends");
+        until("readers and slots being written are given back", || daemon.in_use() == 0.0);
+    }
+    let report = daemon.replay("--limit 100 --concurrency 4").run();
+    assert_sound(&report, 100, "after kills");
+}
+
+#[test]
+fn what_belongs_to_the_daemon_is_refused() {
+    let place = tempfile::tempdir().expect("a place");
+    for option in ["--primary-blocks 10", "--nvme-blocks 10", "--no-bytes", "--policy arc"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+        command.args(["replay", "--connect"]).arg(place.path().join("none.sock")).args(option.split_whitespace());
+        let output = command.output().expect("terrace starts");
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        let name = option.split_whitespace().next().unwrap_or_default();
+        assert_eq!(output.status.code(), Some(2), "{option}: {log}");
+        assert!(log.contains(name) && log.contains("--connect"), "{option}: {log}");
+    }
+}
+
+#[test]
+fn without_a_daemon_the_error_names_the_socket() {
+    let place = tempfile::tempdir().expect("a place");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+    command.args(["replay", "--connect"]).arg(place.path().join("none.sock"));
+    let output = command.output().expect("terrace starts");
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{log}");
+    assert!(log.contains("none.sock"), "{log}");
+}
