@@ -48,21 +48,24 @@ enum Command {
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     // The daemon's log has the form that its configuration asks for.
-    if let Command::Serve(options) = &arguments.command {
-        return ended(serve::run(options));
+    if !matches!(arguments.command, Command::Serve(_)) {
+        log_warnings();
     }
-    let filter = EnvFilter::try_from_env("TERRACE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
     ended(match arguments.command {
         Command::Serve(options) => serve::run(&options),
         Command::Replay(options) => replay::run(&options),
         Command::Bench { command } => command.run(),
         Command::Config { command } => return command.run(),
     })
+}
+
+fn log_warnings() {
+    let filter = EnvFilter::try_from_env("TERRACE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
 }
 
 /// The status of a command; an error is told on stderr.

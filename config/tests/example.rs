@@ -97,7 +97,9 @@ fn the_file_parses_and_its_commented_lines_change_nothing() {
     // All keys are in force there: the effective configuration writes no other.
     let written = |text: &str| assignments(&format!("{text}\n# A memory tier"));
     let mut shown: Vec<String> = written(&as_it_stands.to_toml()).into_keys().collect();
-    shown.extend(["primary.capacity", "primary.numa_node", "server.group", "server.metrics", "tier.blocks"].map(str::to_owned));
+    shown.extend(
+        ["primary.capacity", "primary.numa_node", "server.group", "server.metrics", "tier.blocks"].map(str::to_owned),
+    );
     shown.sort();
     assert_eq!(shown, properties().into_keys().collect::<Vec<_>>());
 }

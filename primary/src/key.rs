@@ -37,10 +37,17 @@ impl Key {
     /// A key from its bytes: the hash, then the group.
     #[inline]
     pub fn from_bytes(key: &[u8]) -> Result<Self, KeyError> {
-        match key.split_last_chunk::<4>() {
-            Some((hash, group)) => Self::new(hash, u32::from_be_bytes(*group)),
-            None => Err(KeyError(key.len())),
+        let len = key.len();
+        if !(5..=MAX_KEY_BYTES).contains(&len) {
+            return Err(KeyError(len));
         }
+        let mut bytes = [0; MAX_KEY_BYTES];
+        match (key.first_chunk::<36>(), bytes.first_chunk_mut::<36>()) {
+            // The common length: a copy without a call.
+            (Some(from), Some(to)) if len == 36 => *to = *from,
+            _ => bytes[..len].copy_from_slice(key),
+        }
+        Ok(Self { len: len as u8, bytes })
     }
 
     /// Hash and group, as they are stored.

@@ -229,7 +229,9 @@ fn keys_of_another_namespace(socket: &Path, salt: u8) {
     if !plan.slots.is_empty() {
         assert!(answers(&look(&mut here, false, keys(salt, 100..104))).iter().all(|a| matches!(a, Answer::Hit { .. })));
     }
-    assert!(answers(&look(&mut there, true, keys(salt, 100..104))).iter().all(|answer| *answer == Answer::Miss));
+    // A tier that has just been opened may not know yet.
+    let seen = answers(&look(&mut there, true, keys(salt, 100..104)));
+    assert!(seen.iter().all(|answer| matches!(answer, Answer::Miss | Answer::Retry)), "{seen:?}");
     // Keys of another length.
     there.raw.send(
         Kind::Lookup,

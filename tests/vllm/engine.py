@@ -1,7 +1,7 @@
 """One vLLM in a process of its own, driven by lines of JSON: for the end-to-end tests of `TerraceOffloadingSpec`.
 
-`Engine` starts this file with the Python that runs it. The child reads one request a line from its standard input, and writes one answer a line to a pipe
-of its own, since vLLM prints what it likes.
+`Engine` starts this file with the Python that runs it. The child reads one request a line from its standard input,
+and writes one answer a line to a pipe of its own, since vLLM prints what it likes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "connector" / "python"
+
+
+#: Two tokens whose logarithms of probability are nearer than this can change places by rounding: vLLM computes in
+#: another order with another batch, another block size, or a part of the prompt found, with Terrace and without.
+NEAR = 0.1
 
 
 @dataclass
@@ -45,6 +50,8 @@ class Round:
     tokens: list[list[int]]
     #: Prompt tokens of each request that were not computed.
     cached: list[int]
+    #: How many of the leading tokens rounding could not have decided.
+    sure: list[int]
 
 
 class Engine:
@@ -73,7 +80,9 @@ class Engine:
         self._answers = os.fdopen(answers)
         self._read(start_s)
 
-    def send(self, prompts: list[list[int]], max_tokens: int = 8, transfer: list[dict[str, Any] | None] | None = None) -> None:
+    def send(
+        self, prompts: list[list[int]], max_tokens: int = 8, transfer: list[dict[str, Any] | None] | None = None
+    ) -> None:
         """Begins a round; `receive` ends it. `transfer`: `kv_transfer_params` of each prompt."""
         self._write({"do": "generate", "prompts": prompts, "max_tokens": max_tokens, "transfer": transfer})
 
@@ -81,7 +90,9 @@ class Engine:
         """What came of the round."""
         return Round(**self._read(timeout_s))
 
-    def run(self, prompts: list[list[int]], max_tokens: int = 8, transfer: list[dict[str, Any] | None] | None = None) -> Round:
+    def run(
+        self, prompts: list[list[int]], max_tokens: int = 8, transfer: list[dict[str, Any] | None] | None = None
+    ) -> Round:
         """A round."""
         self.send(prompts, max_tokens, transfer)
         return self.receive()
@@ -156,7 +167,8 @@ class _Child:
                 "spec_name": "TerraceOffloadingSpec",
                 "spec_module_path": "terrace_kv.vllm",
                 "terrace_socket": setup.socket,
-                # Two cores for everything: a daemon that does not get one for a few milliseconds is not what these tests are about.
+                # Two cores for everything: a daemon that does not get one for a few milliseconds is not what these
+                # tests are about.
                 "terrace_call_budget_ms": 250,
             } | setup.connector
             arguments["kv_transfer_config"] = KVTransferConfig(
@@ -177,6 +189,7 @@ class _Child:
                 max_tokens=max_tokens,
                 detokenize=False,
                 ignore_eos=True,
+                logprobs=2,
                 extra_args={"kv_transfer_params": params} if params is not None else None,
             )
             for params in transfer or [None] * len(prompts)
@@ -186,6 +199,7 @@ class _Child:
         return {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "cached": [output.num_cached_tokens or 0 for output in outputs],
+            "sure": [_sure(output.outputs[0].logprobs) for output in outputs],
         }
 
     def forget(self, external: bool) -> Any:
@@ -226,7 +240,17 @@ class _Child:
         return {metric.name: getattr(metric, "value", None) for metric in self.llm.get_metrics()}
 
     def _manager(self) -> Any:
-        return self.llm.llm_engine.engine_core.engine_core.scheduler.connector.connector_scheduler.manager  # type: ignore[attr-defined]
+        core: Any = self.llm.llm_engine.engine_core
+        return core.engine_core.scheduler.connector.connector_scheduler.manager
+
+
+def _sure(steps: Any) -> int:
+    """The tokens before the first that won by less than `NEAR`."""
+    for at, step in enumerate(steps):
+        best, second = sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
+        if best - second < NEAR:
+            return at
+    return len(steps)
 
 
 def _main(setup: Setup, out: Any) -> None:

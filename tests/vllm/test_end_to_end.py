@@ -1,6 +1,7 @@
 """Form (a) end to end: real vLLM on the CPU, `TerraceOffloadingSpec`, a real `terrace serve`.
 
-What an engine says with Terrace must be, token for token, what vLLM says alone. Engines take half a minute to start, so tests share them.
+What an engine says with Terrace must be, token for token, what vLLM says alone. Engines take half a minute to start,
+so tests share them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from conftest import Alone
 from daemon import Host
 from engine import Engine, Setup
 from models import prompts
@@ -24,9 +26,8 @@ TOKENS = 700
 FOUND = (TOKENS - 1) // BLOCK * BLOCK
 #: The pool holds one prompt of 700 tokens, and a little more.
 SMALL: dict[str, Any] = {"block_size": BLOCK, "num_gpu_blocks_override": 40, "max_model_len": 1024}
-#: Tokens of an answer that takes its time. Not many more: rounding depends on what else is in a batch, and after some dozens of tokens it decides one.
+#: Tokens of an answer that takes its time.
 WORDS = 20
-Alone = Callable[..., list[list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_the_models_look_at_each_block_of_a_prompt(llama: str, hybrid: str, alon
         changed.append(prompt)
     for model in (llama, hybrid):
         said = alone(model, [whole, *changed])
-        assert all(tokens != said[0] for tokens in said[1:])
+        assert all(one.tokens != said[0].tokens for one in said[1:])
 
 
 def test_cold_and_warm(engine: Engine, llama: str, alone: Alone) -> None:
@@ -68,7 +69,7 @@ def test_cold_and_warm(engine: Engine, llama: str, alone: Alone) -> None:
     assert cold.cached == [0, 0, 0]
     assert engine.ask("forget", external=False)
     warm = engine.run(asked)
-    assert warm.tokens == cold.tokens
+    assert warm.tokens == alone(llama, asked)
     assert warm.cached == [FOUND] * 3
 
 
@@ -197,7 +198,8 @@ def test_a_fresh_engine_on_a_warm_daemon_and_two_engines_at_once(
 ) -> None:
     asked = prompts(19, 3, TOKENS)
     store(engine, asked)
-    # Processes of its own for scheduler and worker: they must name the same namespace, and the same as the other engine.
+    # Processes of its own for scheduler and worker: they must name the same namespace, and the same as the other
+    # engine.
     with Engine(Setup(llama, host.socket, arguments=SMALL, processes=True)) as fresh:
         warm = run_when_attached(fresh, asked)
         assert warm.tokens == alone(llama, asked)
@@ -222,13 +224,13 @@ def test_a_fresh_engine_on_a_warm_daemon_and_two_engines_at_once(
 
 def run_when_attached(engine: Engine, asked: list[list[int]]) -> Any:
     """Waits until the engine's sessions are open, which vLLM does not show: until a short prompt is found again."""
-    probe = prompts(99, 1, 3 * BLOCK)
-    deadline = time.monotonic() + 30
+    probe = prompts(99, 1, 3 * BLOCK + 5)
+    deadline = time.monotonic() + 120
     while True:
         engine.run(probe)
         settle(engine)
         assert engine.ask("forget", external=False)
-        if engine.run(probe).cached == [2 * BLOCK]:
+        if engine.run(probe).cached == [3 * BLOCK]:
             break
         assert time.monotonic() < deadline, "the engine's sessions did not open"
     assert engine.ask("forget", external=False)
@@ -288,7 +290,8 @@ def test_chunks_of_several_blocks(host: Host, llama: str, alone: Alone, chunk: i
         # A head that ends within a chunk is in vLLM's own cache: the first chunk is loaded in part.
         engine.run([asked[0][: 3 * BLOCK + 1]])
         warm = engine.run(asked)
-    assert cold.tokens == warm.tokens == alone(llama, asked)
+    assert cold.tokens == alone(llama, asked)
+    assert warm.tokens == alone(llama, asked)
     assert min(warm.cached) >= FOUND // (chunk * BLOCK) * chunk * BLOCK
 
 
@@ -312,7 +315,7 @@ def test_windows_beside_full_attention(host: Host, hybrid: str, alone: Alone) ->
         assert engine.ask("forget", external=False)
         warm = engine.run(asked, WORDS)
     assert cold.tokens == alone(hybrid, asked, WORDS)
-    assert warm.tokens == cold.tokens
+    assert warm.tokens == alone(hybrid, asked, WORDS)
     assert min(warm.cached) >= FOUND // 2
 
 
@@ -333,7 +336,7 @@ def test_two_ranks_write_their_parts_of_a_slot(host: Host, llama: str, alone: Al
         assert engine.ask("forget", external=False)
         warm = engine.run(asked)
     assert cold.tokens == alone(llama, asked)
-    assert warm.tokens == cold.tokens
+    assert warm.tokens == alone(llama, asked)
     assert warm.cached == [FOUND] * 2
 
 

@@ -32,7 +32,7 @@ mod usable;
 pub use breaker::BreakerState;
 pub use error::TieringError;
 pub use events::Event;
-pub use locate::{Located, Scan};
+pub use locate::{Located, ReaderBudget, Scan};
 pub use lookup::{Lookup, LookupMode};
 pub use manager::TieringOffloadingManager;
 pub use request::{RequestContext, RequestId, RequestSummary, TierFilter};

@@ -93,7 +93,7 @@ impl TieringOffloadingManager {
         failed.map_or(Ok(()), Err)
     }
 
-    fn end_load(&mut self, slot: SlotId) -> bool {
+    pub(crate) fn end_load(&mut self, slot: SlotId) -> bool {
         let Some(loads) = self.loading.get_mut(&slot) else { return false };
         *loads -= 1;
         if *loads == 0 {

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use terrace_primary::{BlockState, Key, SlotId};
 
-use crate::classify::{Class, KEYS_AT_ONCE};
+use crate::classify::{Class, KEYS_AT_ONCE, Scope};
 use crate::error::TieringError;
 use crate::lookup::Lookup;
 use crate::manager::TieringOffloadingManager;
@@ -34,6 +34,16 @@ pub enum Located {
     Miss,
 }
 
+/// What `locate` may take.
+#[derive(Clone, Copy, Debug)]
+pub struct ReaderBudget {
+    /// Readers that may still be taken; counts down.
+    pub left: u32,
+    /// Whether others of the same owner end soon: what is there and finds no reader left is then a `Retry`, for as long as the request may
+    /// wait, else a `Miss`.
+    pub frees_soon: bool,
+}
+
 /// How far `locate` goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
@@ -47,14 +57,14 @@ impl TieringOffloadingManager {
     /// Says where each of `keys` is, without bringing anything, and appends the answers to `out`: one for each key, or with [`Scan::Prefix`] up to
     /// and with the first `Miss`. The first call of a step polls the tiers and ends the request's holds.
     ///
-    /// `readers`: takes one reader on each `Hit`, to be ended by `complete_load`, as long as the number, which counts down, allows it; beyond,
-    /// what is there is a `Miss`. `None`: takes none, and a `Hit` may be gone by the next call.
+    /// `readers`: takes one reader on each `Hit`, to be ended by `complete_load` or `end_leases`, within this budget. `None`: takes none, and a `Hit` may
+    /// be gone by the next call.
     pub fn locate(
         &mut self,
         id: RequestId,
         keys: &[Key],
         scan: Scan,
-        mut readers: Option<&mut u32>,
+        mut readers: Option<&mut ReaderBudget>,
         out: &mut Vec<Located>,
     ) -> Result<(), TieringError> {
         self.check_call(id, keys.len())?;
@@ -74,7 +84,7 @@ impl TieringOffloadingManager {
                 classes.resize(keys.len(), Class::Absent);
                 self.classify(keys, &mut classes, scope);
                 for class in &classes {
-                    let located = self.located(*class, readers.as_deref_mut());
+                    let located = self.located(*class, scope, readers.as_deref_mut());
                     out.push(located);
                     if located == Located::Miss && scan == Scan::Prefix {
                         break 'scan;
@@ -91,16 +101,16 @@ impl TieringOffloadingManager {
         Ok(())
     }
 
-    fn located(&mut self, class: Class, readers: Option<&mut u32>) -> Located {
+    fn located(&mut self, class: Class, scope: Scope, readers: Option<&mut ReaderBudget>) -> Located {
         match class {
             Class::Ready(slot) => {
                 let hit = Located::Hit { slot, origin: self.primary.origin(slot) };
-                let Some(left) = readers else { return hit };
-                if *left == 0 || !self.primary.acquire(slot) {
+                let Some(budget) = readers else { return hit };
+                if budget.left == 0 || !self.primary.acquire(slot) {
                     self.counts.leases_refused += 1;
-                    return Located::Miss;
+                    return if budget.frees_soon && scope.below { Located::Retry } else { Located::Miss };
                 }
-                *left -= 1;
+                budget.left -= 1;
                 *self.loading.entry(slot).or_insert(0) += 1;
                 hit
             }
@@ -138,10 +148,34 @@ impl TieringOffloadingManager {
         let mut classes = std::mem::take(&mut self.scratch.classes);
         classes.clear();
         self.lookup_each(id, keys, waiting, &mut classes, out);
+        // Also if all of it has landed since `locate`: the request will not see that before its next lookup, and is held for until then.
+        let now = self.now();
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.unresolved = true;
+            request.waiting_since.get_or_insert(now);
+        }
+        if !out.iter().any(|answer| answer.is_unresolved()) {
+            for (class, answer) in classes.iter().zip(out.iter()) {
+                if let (Class::Ready(slot), Lookup::Hit) = (class, answer) {
+                    self.hold(id, *slot, now);
+                }
+            }
+        }
         self.scratch.classes = classes;
         // `locate` has counted these keys.
         (self.counts.hits, self.counts.pending, self.counts.retries, self.counts.misses) = counted;
         Ok(())
+    }
+
+    /// Ends one reader on each of `slots` that `locate` took and no load needs: as `complete_load`, by slot. What is not being loaded is
+    /// skipped and counted.
+    pub fn end_leases(&mut self, slots: &[SlotId]) {
+        for slot in slots {
+            if !self.end_load(*slot) {
+                self.counts.completions_refused += 1;
+            }
+        }
+        self.continue_reset();
     }
 
     /// A load of `keys` begins, on each of which `locate` has taken a reader for it: as `prepare_load`, less the readers. Keys without one

@@ -6,12 +6,12 @@ mod common;
 use common::{SECOND, Stack, config, key, keys, letters};
 use terrace_primary::Key;
 use terrace_tiering::{
-    Located, Lookup, LookupMode, RequestContext, RequestId, Scan, StorePlan, TierFilter, TieringError,
+    Located, Lookup, LookupMode, ReaderBudget, RequestContext, RequestId, Scan, StorePlan, TierFilter, TieringError,
 };
 use terrace_tiers::{Fault, Refused};
 
 /// Plenty of readers.
-const MANY: u32 = 1 << 20;
+const MANY: ReaderBudget = ReaderBudget { left: 1 << 20, frees_soon: false };
 
 /// `H`it, `P`ending, `F`ound, `R`etry, miss `.`.
 fn located(out: &[Located]) -> String {
@@ -25,7 +25,7 @@ fn located(out: &[Located]) -> String {
     out.iter().map(letter).collect()
 }
 
-fn locate(stack: &mut Stack, id: RequestId, keys: &[Key], scan: Scan, readers: Option<&mut u32>) -> String {
+fn locate(stack: &mut Stack, id: RequestId, keys: &[Key], scan: Scan, readers: Option<&mut ReaderBudget>) -> String {
     let mut out = Vec::new();
     stack.manager.locate(id, keys, scan, readers, &mut out).expect("an open request");
     stack.check();
@@ -128,22 +128,52 @@ fn each_goes_on_behind_a_miss_and_answers_each_key() {
 }
 
 #[test]
+fn what_finds_no_reader_left_is_asked_for_again_if_some_end_soon_but_not_for_ever() {
+    let mut stack = Stack::new(16, 0);
+    stack.store(&keys(0..6));
+    let id = stack.begin(1);
+    let mut budget = ReaderBudget { left: 2, frees_soon: true };
+    assert_eq!(locate(&mut stack, id, &keys(0..4), Scan::Prefix, Some(&mut budget)), "HHRR", "the prefix goes on");
+    complete(&mut stack, id, &keys(0..2));
+    assert_eq!(wait(&mut stack, id, &keys(0..4)), "HHHH");
+    stack.manager.end_step();
+    stack.clock.advance(config(16).deadlines.lookup);
+    budget.left = 1;
+    assert_eq!(locate(&mut stack, id, &keys(0..4), Scan::Prefix, Some(&mut budget)), "H.", "it has waited long enough");
+    complete(&mut stack, id, &keys(0..1));
+}
+
+#[test]
+fn what_has_landed_before_it_is_waited_for_is_held_until_the_next_lookup() {
+    let mut stack = Stack::new(16, 0);
+    stack.store(&keys(0..3));
+    let id = stack.begin(1);
+    assert_eq!(wait(&mut stack, id, &keys(0..3)), "HHH");
+    assert_eq!((stack.readers(), stack.stats().holds), (3, 3));
+    stack.manager.end_step();
+    assert_eq!(stack.readers(), 3);
+    assert_eq!(lease(&mut stack, id, &keys(0..3)), "HHH");
+    assert_eq!((stack.readers(), stack.stats().holds), (3, 0), "held no more, but leased");
+    complete(&mut stack, id, &keys(0..3));
+}
+
+#[test]
 fn readers_are_taken_as_far_as_the_number_goes() {
     let mut stack = Stack::new(16, 0);
     stack.store(&keys(0..6));
     let id = stack.begin(1);
-    let mut left = 4;
+    let mut left = ReaderBudget { left: 4, frees_soon: false };
     assert_eq!(locate(&mut stack, id, &keys(0..2), Scan::Prefix, Some(&mut left)), "HH");
-    assert_eq!((left, stack.readers()), (2, 2));
+    assert_eq!((left.left, stack.readers()), (2, 2));
     assert_eq!(locate(&mut stack, id, &keys(0..6), Scan::Each, Some(&mut left)), "HH....");
-    assert_eq!((left, stack.readers(), stack.stats().leases_refused), (0, 4, 4));
+    assert_eq!((left.left, stack.readers(), stack.stats().leases_refused), (0, 4, 4));
     assert_eq!(locate(&mut stack, id, &keys(0..6), Scan::Prefix, Some(&mut left)), ".", "no hit that is not kept");
     assert_eq!(locate(&mut stack, id, &keys(0..6), Scan::Each, None), "HHHHHH", "who takes no readers has no limit");
     assert_eq!(stack.readers(), 4);
     // The same key twice is two readers, each to be ended.
-    let mut left = 3;
+    let mut left = ReaderBudget { left: 3, frees_soon: false };
     assert_eq!(locate(&mut stack, id, &[key(5), key(5)], Scan::Each, Some(&mut left)), "HH");
-    assert_eq!((left, stack.readers()), (1, 6));
+    assert_eq!((left.left, stack.readers()), (1, 6));
     complete(&mut stack, id, &[key(5), key(0), key(0), key(1), key(1), key(5)]);
     assert_eq!(stack.readers(), 0);
     assert_eq!(stack.manager.complete_load(id, &[key(5)]), Err(TieringError::NotLoading { key: key(5) }));

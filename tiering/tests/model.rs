@@ -18,7 +18,7 @@ use random_tier::{Inner, Mood, Random, RandomTier, Region, content, crc32};
 use terrace_config::{Config, Policy};
 use terrace_primary::{BlockState, Key, SlotId};
 use terrace_tiering::{
-    Event, Located, Lookup, LookupMode, RequestContext, RequestId, Scan, Stats, StorePlan, TierFilter,
+    Event, Located, Lookup, LookupMode, ReaderBudget, RequestContext, RequestId, Scan, Stats, StorePlan, TierFilter,
     TieringOffloadingManager,
 };
 use terrace_tiers::{Clock, Locality, ManualClock, Medium, SecondaryTier, Time};
@@ -341,11 +341,12 @@ impl World {
     fn locate(&mut self) {
         let (id, keys) = (self.request(), self.keys());
         let scan = if self.random.one_in(2) { Scan::Prefix } else { Scan::Each };
-        let mut readers = self.random.one_in(2).then(|| self.random.below(10) as u32);
-        let allowed = readers;
+        let allowed = self.random.one_in(2).then(|| self.random.below(10) as u32);
+        let mut budget = allowed.map(|left| ReaderBudget { left, frees_soon: false });
         let mut out = Vec::new();
         let panicked = self.panicked();
-        let result = self.manager.locate(id, &keys, scan, readers.as_mut(), &mut out);
+        let result = self.manager.locate(id, &keys, scan, budget.as_mut(), &mut out);
+        let readers = budget.map(|budget| budget.left);
         let buried = self.panicked() > panicked;
         self.learn();
         let Some(asked) = self.requests.get_mut(&id) else {
@@ -554,7 +555,17 @@ impl World {
         let keys = vec![key(0); self.config.limits.keys_per_call as usize + 1];
         assert!(self.manager.lookup(id, &keys, LookupMode::Each, &mut out).is_err());
         assert!(self.manager.wait_for(id, &keys, &mut out).is_err());
-        assert!(self.manager.locate(id, &keys, Scan::Each, Some(&mut 100), &mut Vec::new()).is_err());
+        assert!(
+            self.manager
+                .locate(
+                    id,
+                    &keys,
+                    Scan::Each,
+                    Some(&mut ReaderBudget { left: 100, frees_soon: false }),
+                    &mut Vec::new()
+                )
+                .is_err()
+        );
     }
 
     fn end_step(&mut self) {

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pickle
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from terrace_kv.protocol import WANT_EVENTS, EventBatch, JobOutcome, Refusal
-from terrace_kv.vllm import manager as manager_module
-from terrace_kv.vllm.events import split_keys
-from terrace_kv.vllm.manager import TerraceManager
-from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, OffloadKey, ReqContext, TierFilter, TierMatcher
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -31,19 +27,27 @@ from vllm_script import (
     request_of,
 )
 
+from terrace_kv.protocol import WANT_EVENTS, EventBatch, JobOutcome, Refusal
+from terrace_kv.vllm import manager as manager_module
+from terrace_kv.vllm.events import split_keys
+from terrace_kv.vllm.manager import TerraceManager
+from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
+
 KEYS = [key(number) for number in range(8)]
 
 
 def prefix_scan(manager: TerraceManager, keys: list[OffloadKey], context: ReqContext) -> int | None:
     """vLLM's own scan of a full-attention group."""
     scheduler = SimpleNamespace(manager=manager, _events_tracker=SimpleNamespace(record_lookup=lambda *_: None))
-    return OffloadingConnectorScheduler._maximal_prefix_lookup(scheduler, keys, context, None, None, 0)  # type: ignore[arg-type]
+    scan: Any = OffloadingConnectorScheduler._maximal_prefix_lookup
+    return scan(scheduler, keys, context, None, None, 0)
 
 
 def window_scan(manager: TerraceManager, keys: list[OffloadKey], window: int, context: ReqContext) -> int | None:
     """vLLM's own scan of a sliding-window group."""
     scheduler = SimpleNamespace(manager=manager)
-    return OffloadingConnectorScheduler._sliding_window_lookup(scheduler, keys, window, context)  # type: ignore[arg-type]
+    scan: Any = OffloadingConnectorScheduler._sliding_window_lookup
+    return scan(scheduler, keys, window, context)
 
 
 @pytest.fixture
@@ -152,7 +156,9 @@ def test_what_is_not_loaded_is_let_go() -> None:
 
 
 def test_a_deferred_request_waits_for_what_it_asked_and_holds_what_is_there() -> None:
-    session = ScriptedSession(where={KEYS[0]: hit(), KEYS[1]: found(), KEYS[2]: hit(), KEYS[3]: PENDING, KEYS[5]: found()})
+    session = ScriptedSession(
+        where={KEYS[0]: hit(), KEYS[1]: found(), KEYS[2]: hit(), KEYS[3]: PENDING, KEYS[5]: found()}
+    )
     manager, context = manager_of(session), request_of(*KEYS)
     assert prefix_scan(manager, KEYS, context) is None
     end(manager)
@@ -390,7 +396,12 @@ def test_events_name_medium_locality_and_owner() -> None:
     session = ScriptedSession(tiers=(NVME, REMOTE))
     manager = manager_of(session, events=True)
     wire = b"".join(KEYS[:2])
-    batches = [EventBatch(0, 0, 0, wire), EventBatch(0, 1, 1, wire), EventBatch(1, 1, 0, wire), EventBatch(2, 0, 0, b"")]
+    batches = [
+        EventBatch(0, 0, 0, wire),
+        EventBatch(0, 1, 1, wire),
+        EventBatch(1, 1, 0, wire),
+        EventBatch(2, 0, 0, b""),
+    ]
     session.replies = [reply(events=batches)]
     end(manager)
     assert session.steps[0].want & WANT_EVENTS

@@ -1,4 +1,5 @@
-"""Two engines share blocks exactly when their bytes are interchangeable: each setting changes the namespace, or does not."""
+"""Two engines share blocks exactly when their bytes are interchangeable: each setting changes the namespace, or does
+not."""
 
 from __future__ import annotations
 
@@ -10,8 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from terrace_kv.protocol import Namespace
-from terrace_kv.vllm.namespace import directory_digest, vllm_namespace
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_offload.config import (
@@ -21,6 +20,9 @@ from vllm.v1.kv_offload.config import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
+
+from terrace_kv.protocol import Namespace
+from terrace_kv.vllm.namespace import directory_digest, vllm_namespace
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -61,9 +63,20 @@ def offloading(**changes: Any) -> OffloadingConfig:
     return replace(config, **changes)
 
 
-def namespace(path: str, config: OffloadingConfig | None = None, tenant: str = "", extra: dict[str, str] | None = None, **settings: Any) -> Namespace:
+def namespace(
+    path: str,
+    config: OffloadingConfig | None = None,
+    tenant: str = "",
+    extra: dict[str, str] | None = None,
+    **settings: Any,
+) -> Namespace:
     """The namespace of an engine with these settings."""
-    arguments = {"load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 4096} | settings
+    arguments = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 4096,
+    } | settings
     engine = EngineArgs(model=path, **arguments).create_engine_config()
     return vllm_namespace(config or offloading(), engine, tenant=tenant, extra=extra)
 
@@ -89,7 +102,11 @@ def plain(path: str) -> Namespace:
         {"seed": 7},
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192},
         {"served_model_name": "another"},
-        {"kv_transfer_config": KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", engine_id="x", kv_port=7)},
+        {
+            "kv_transfer_config": KVTransferConfig(
+                kv_connector="OffloadingConnector", kv_role="kv_both", engine_id="x", kv_port=7
+            )
+        },
         {"max_logprobs": 3},
         {"disable_log_stats": True},
         {"scheduling_policy": "priority"},
@@ -173,7 +190,13 @@ def test_the_seed_of_hashes_keeps_apart(path: str, plain: Namespace, monkeypatch
 
 def test_the_longest_request_matters_where_rope_depends_on_it(tmp_path: pathlib.Path) -> None:
     factors = [1.0] * 32
-    rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "original_max_position_embeddings": 4096, "factor": 2.0}
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "original_max_position_embeddings": 4096,
+        "factor": 2.0,
+    }
     path = model(tmp_path / "long", rope_scaling=rope)
     assert namespace(path, max_model_len=2048) != namespace(path, max_model_len=8192)
 
@@ -187,7 +210,9 @@ def test_another_configuration_of_the_model(tmp_path: pathlib.Path, plain: Names
     assert namespace(model(tmp_path / "tiny", **changes)) != plain
 
 
-def test_the_same_files_under_another_path_are_the_same_model(tmp_path: pathlib.Path, path: str, plain: Namespace) -> None:
+def test_the_same_files_under_another_path_are_the_same_model(
+    tmp_path: pathlib.Path, path: str, plain: Namespace
+) -> None:
     (tmp_path / "link").symlink_to(path)
     assert namespace(str(tmp_path / "link")) == plain
 

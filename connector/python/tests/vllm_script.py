@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, TierFilter, make_offload_key
+
 from terrace_kv.answers import LookupAnswer, StoreAnswer
 from terrace_kv.protocol import EndStepReply, LeaseEnd, TierInfo, numbers
 from terrace_kv.vllm.manager import TerraceManager
 from terrace_kv.vllm.requests import Group
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, TierFilter, make_offload_key
 
 MISS, PENDING, RETRY = 0, 2, 4
 NVME = TierInfo("nvme", 1, 0)
@@ -79,7 +80,9 @@ class ScriptedSession:
             answers += part
         slots = [100 + at for at, byte in enumerate(answers) if byte & 7 == 1]
         lease = 1000 + len(self.lookups)
-        return LookupAnswer(lease, answers, numbers(b"".join(slot.to_bytes(4, "little") for slot in slots)), 7, self.epoch)
+        return LookupAnswer(
+            lease, answers, numbers(b"".join(slot.to_bytes(4, "little") for slot in slots)), 7, self.epoch
+        )
 
     def prepare_store(self, request: int, job: int, keys: bytes) -> StoreAnswer | None:
         if self.state != "ready":
@@ -89,7 +92,9 @@ class ScriptedSession:
             return None
         new = [at for at in range(len(keys) // 36) if keys[at * 36 : at * 36 + 36] not in self.where][: self.room]
         wire = b"".join(at.to_bytes(4, "little") for at in new)
-        return StoreAnswer(numbers(wire), numbers(b"".join((at + 50).to_bytes(4, "little") for at in new)), 7, self.epoch)
+        return StoreAnswer(
+            numbers(wire), numbers(b"".join((at + 50).to_bytes(4, "little") for at in new)), 7, self.epoch
+        )
 
     def end_step(
         self, leases: Sequence[LeaseEnd], *, finished: Sequence[int], touched: bytes, want: int
@@ -104,7 +109,9 @@ class ScriptedSession:
         self.closed = True
 
 
-def manager_of(session: ScriptedSession, *prefix: bool, events: bool = False, tokens_per_chunk: int = 16) -> TerraceManager:
+def manager_of(
+    session: ScriptedSession, *prefix: bool, events: bool = False, tokens_per_chunk: int = 16
+) -> TerraceManager:
     """A manager with one group for each argument: whether it is looked up as a prefix."""
     groups = [Group(index, tokens_per_chunk, kind) for index, kind in enumerate(prefix or (True,))]
     return TerraceManager(session, groups, key_bytes=36, block_bytes=4096, events=events)

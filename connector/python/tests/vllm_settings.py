@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from terrace_kv.vllm.settings import Settings
 
 SOCKET = {"terrace_socket": "/run/terrace.sock"}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm_script import ScriptedSession, end, found, hit, key, manager_of, reply, request_of
+
 from terrace_kv.vllm import manager as manager_module
 from terrace_kv.vllm import stats as stats_module
 from terrace_kv.vllm.manager import TerraceManager
 from terrace_kv.vllm.spec import TerraceOffloadingSpec
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
-from vllm_script import ScriptedSession, end, found, hit, key, manager_of, reply, request_of
 
 KEYS = [key(number) for number in range(8)]
 TIERING = "vllm:kv_offload_tiering_"
@@ -61,7 +62,10 @@ def test_hits_and_queries_by_tier() -> None:
 
 def test_gauges_are_of_the_daemons_figures() -> None:
     session = ScriptedSession(slots=100)
-    pool = [('terrace_primary_slots{pool="x",state="writing"}', 10.0), ('terrace_primary_slots{pool="x",state="in_use"}', 30.0)]
+    pool = [
+        ('terrace_primary_slots{pool="x",state="writing"}', 10.0),
+        ('terrace_primary_slots{pool="x",state="in_use"}', 30.0),
+    ]
     session.replies = [reply(stats=pool)]
     manager = manager_of(session)
     end(manager)

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from terrace_kv.vllm.layout import LayoutError, WorkerLayout
-from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
-from terrace_kv.vllm.worker import TerraceWorker
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
     GPULoadStoreSpec,
 )
+
+from terrace_kv.vllm.layout import LayoutError, WorkerLayout
+from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
+from terrace_kv.vllm.worker import TerraceWorker
 
 BLOCKS = 24
 SLOTS = 16
@@ -76,7 +77,15 @@ def part_bytes(groups: list[list[int]], per_chunk: int) -> int:
     return max(sum(pages) for pages in groups) * per_chunk
 
 
-def plain_copy(kv: CanonicalKVCaches, region: Region, per_chunk: int, offset: int, pages: GPULoadStoreSpec, slots: list[int], store: bool) -> None:
+def plain_copy(
+    kv: CanonicalKVCaches,
+    region: Region,
+    per_chunk: int,
+    offset: int,
+    pages: GPULoadStoreSpec,
+    slots: list[int],
+    store: bool,
+) -> None:
     """What the worker is to do, block by block."""
     array = region.array()
     at_slot = at_block = 0
@@ -217,7 +226,9 @@ def test_a_failed_load_is_named_only_with_its_request() -> None:
 
 def test_nothing_to_copy_is_no_failure() -> None:
     worker, session, *_ = simple()
-    worker.submit_load(1, TerraceLoadStoreSpec(0, 0, [], "request"), GPULoadStoreSpec([], group_sizes=[0], block_indices=[0]))
+    worker.submit_load(
+        1, TerraceLoadStoreSpec(0, 0, [], "request"), GPULoadStoreSpec([], group_sizes=[0], block_indices=[0])
+    )
     worker.wait({1})
     assert worker.take_failed_requests({"request"}) == set()
     assert session.reports == []
@@ -261,7 +272,8 @@ def test_shutdown_ends_what_was_submitted() -> None:
 def test_a_cache_on_a_device_is_refused_with_what_is_missing() -> None:
     tensor = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.int8, ndim=2, shape=(BLOCKS, 16))
     kv: Any = SimpleNamespace(
-        tensors=[SimpleNamespace(tensor=tensor)], group_data_refs=[[CanonicalKVCacheRef(tensor_idx=0, page_size_bytes=16)]]
+        tensors=[SimpleNamespace(tensor=tensor)],
+        group_data_refs=[[CanonicalKVCacheRef(tensor_idx=0, page_size_bytes=16)]],
     )
     with pytest.raises(LayoutError, match=r"cuda:0.*host memory.*CUDA are missing"):
         WorkerLayout(kv, 1, 0, 16)

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use terrace_primary::Key;
+use terrace_primary::{Key, SlotId};
 use terrace_tiering::RequestId;
 
 use super::refusal::Refusal;
-use crate::protocol::keys_from_bytes;
 
 /// The answered part of one query.
 #[derive(Debug, Default)]
@@ -15,8 +14,8 @@ pub(super) struct LeaseQuery {
     pub first: u32,
     /// The keys that were answered, one after the other.
     pub keys: Vec<u8>,
-    /// For each of them, whether a reader is held.
-    pub held: Vec<bool>,
+    /// For each of them, the slot on which a reader is held.
+    pub held: Vec<Option<SlotId>>,
 }
 
 /// What one lookup found.
@@ -52,53 +51,46 @@ impl Lease {
         Key::from_bytes(bytes).ok()
     }
 
-    fn held_mut(&mut self, index: u32) -> Option<&mut bool> {
+    fn held_mut(&mut self, index: u32) -> Option<&mut Option<SlotId>> {
         let (query, at) = self.place(index)?;
         self.queries.get_mut(query)?.held.get_mut(at)
     }
 
-    /// Takes the readers of `indices` out of the lease, and appends their keys. All or nothing: each must be a hit,
-    /// named once.
-    pub fn take(&mut self, indices: &[u32], key_bytes: usize, keys: &mut Vec<Key>) -> Result<(), Refusal> {
-        let first = keys.len();
-        for (done, index) in indices.iter().enumerate() {
-            let key = self.key(*index, key_bytes);
-            match (key, self.held_mut(*index)) {
-                (Some(key), Some(held)) if *held => {
-                    *held = false;
-                    keys.push(key);
-                }
-                _ => {
-                    self.give_back(indices.get(..done).unwrap_or_default());
-                    keys.truncate(first);
-                    return Err(Refusal::invalid(format!(
-                        "key {index} is no hit of the lease, or is named twice: \
-                         load only what the lookup answered with a slot"
-                    )));
-                }
+    /// Whether each of `indices` is a hit that the lease still holds, and none is named twice.
+    pub fn check_load(&mut self, indices: &[u32]) -> Result<(), Refusal> {
+        let mut taken = Vec::with_capacity(indices.len());
+        let wrong = indices.iter().find(|index| match self.held_mut(**index).and_then(Option::take) {
+            Some(slot) => {
+                taken.push((**index, slot));
+                false
+            }
+            None => true,
+        });
+        let refusal = wrong.map(|index| {
+            Refusal::invalid(format!(
+                "key {index} is no hit of the lease, or is named twice: load only what the lookup answered with a slot"
+            ))
+        });
+        for (index, slot) in taken {
+            if let Some(held) = self.held_mut(index) {
+                *held = Some(slot);
             }
         }
-        Ok(())
+        refusal.map_or(Ok(()), Err)
     }
 
-    /// Undoes [`Lease::take`] of the same indices.
-    pub fn give_back(&mut self, indices: &[u32]) {
+    /// Takes the readers of `indices`, which were checked, out of the lease, and appends their keys.
+    pub fn take(&mut self, indices: &[u32], key_bytes: usize, keys: &mut Vec<Key>) {
         for index in indices {
-            if let Some(held) = self.held_mut(*index) {
-                *held = true;
+            if self.held_mut(*index).and_then(Option::take).is_some() {
+                keys.extend(self.key(*index, key_bytes));
             }
         }
     }
 
-    /// Appends the keys whose readers the lease still holds.
-    pub fn rest(&self, key_bytes: usize, keys: &mut Vec<Key>) {
-        for query in &self.queries {
-            let held = query.keys.chunks_exact(key_bytes.max(1)).zip(&query.held).filter(|(_, held)| **held);
-            for (bytes, _) in held {
-                // They were keys when they came.
-                let _ = keys_from_bytes(bytes, key_bytes, keys);
-            }
-        }
+    /// Appends the slots whose readers the lease still holds.
+    pub fn rest(&self, slots: &mut Vec<SlotId>) {
+        self.queries.iter().for_each(|query| slots.extend(query.held.iter().flatten()));
     }
 }
 
@@ -153,7 +145,7 @@ mod tests {
         let query = |first: u32, held: &[bool]| LeaseQuery {
             first,
             keys: (0..held.len()).flat_map(|at| key(first as u8 + at as u8).as_bytes().to_vec()).collect(),
-            held: held.to_vec(),
+            held: held.iter().map(|held| held.then_some(SlotId(first))).collect(),
         };
         Lease { id: RequestId(1), queries: vec![query(0, &[true, false, true, false]), query(6, &[true, false])] }
     }
@@ -171,14 +163,14 @@ mod tests {
         let mut lease = lease();
         let mut keys = Vec::new();
         for wrong in [vec![1], vec![0, 0], vec![0, 2, 5], vec![6, 99]] {
-            assert!(lease.take(&wrong, KEY_BYTES, &mut keys).is_err(), "{wrong:?}");
-            assert!(keys.is_empty());
+            assert!(lease.check_load(&wrong).is_err(), "{wrong:?}");
         }
-        lease.take(&[2, 6], KEY_BYTES, &mut keys).expect("both are hits");
+        lease.check_load(&[2, 6]).expect("both are hits");
+        lease.take(&[2, 6], KEY_BYTES, &mut keys);
         assert_eq!(keys, [key(2), key(6)]);
-        assert!(lease.take(&[2], KEY_BYTES, &mut keys).is_err(), "it is taken");
+        assert!(lease.check_load(&[2]).is_err(), "it is taken");
         let mut rest = Vec::new();
-        lease.rest(KEY_BYTES, &mut rest);
-        assert_eq!(rest, [key(0)]);
+        lease.rest(&mut rest);
+        assert_eq!(rest, [SlotId(0)]);
     }
 }

@@ -1,7 +1,7 @@
 //! One message answers a request's whole lookup.
 
 use terrace_primary::Key;
-use terrace_tiering::{Located, RequestContext, RequestId, Scan as ManagerScan, TierFilter};
+use terrace_tiering::{Located, ReaderBudget, RequestContext, RequestId, Scan as ManagerScan, TierFilter};
 
 use super::counts::Limit;
 use super::dispatch::Call;
@@ -73,7 +73,8 @@ impl Pool {
         let session = self.session(call.id)?;
         let used = session.slots;
         let room = self.limits.slots.saturating_sub(used);
-        let mut left = room;
+        // What the session holds now ends with its steps and loads.
+        let mut budget = ReaderBudget { left: room, frees_soon: used > 0 };
         let mut lease = Lease { id: open.id, queries: Vec::with_capacity(message.queries.len()) };
         let mut keys = std::mem::take(&mut self.memory.keys);
         let mut failed = None;
@@ -81,7 +82,7 @@ impl Pool {
         for query in message.queries {
             keys.clear();
             let total = count(query.keys.len() / self.key_bytes);
-            match self.locate(open.id, query, first, &mut keys, message.lease.then_some(&mut left), &mut reply) {
+            match self.locate(open.id, query, first, &mut keys, message.lease.then_some(&mut budget), &mut reply) {
                 Ok(part) => lease.queries.push(part),
                 Err(refusal) => {
                     failed = Some(refusal);
@@ -93,7 +94,7 @@ impl Pool {
         keys.clear();
         self.memory.keys = keys;
         if message.lease {
-            self.session(call.id)?.slots = used + (room - left);
+            self.session(call.id)?.slots = used + (room - budget.left);
             // A lease is for what may be loaded or waited for.
             if failed.is_some() {
                 self.end_lease(call.id, &lease);
@@ -134,15 +135,15 @@ impl Pool {
         query: Query,
         first: u32,
         keys: &mut Vec<Key>,
-        left: Option<&mut u32>,
+        budget: Option<&mut ReaderBudget>,
         reply: &mut LookupReply,
     ) -> Result<LeaseQuery, Refusal> {
         keys_from_bytes(&query.keys, self.key_bytes, keys)?;
         let scan = if query.scan == Scan::Prefix as u8 { ManagerScan::Prefix } else { ManagerScan::Each };
-        let is_leased = left.is_some();
+        let is_leased = budget.is_some();
         let mut found = std::mem::take(&mut self.memory.located);
         found.clear();
-        let located = self.manager.locate(id, keys, scan, left, &mut found);
+        let located = self.manager.locate(id, keys, scan, budget, &mut found);
         let mut part = LeaseQuery { first, keys: query.keys, held: Vec::new() };
         part.keys.truncate(found.len() * self.key_bytes);
         for answer in &found {
@@ -157,7 +158,7 @@ impl Pool {
             if let Some(slot) = slot {
                 reply.slots.extend_from_slice(&slot.0.to_le_bytes());
             }
-            part.held.push(is_leased && slot.is_some());
+            part.held.push(slot.copied().filter(|_| is_leased));
         }
         self.memory.located = found;
         match located {
@@ -171,16 +172,14 @@ impl Pool {
 
     /// Lets go of what a lease still holds.
     pub fn end_lease(&mut self, id: SessionId, lease: &Lease) {
-        let mut keys = std::mem::take(&mut self.memory.keys);
-        keys.clear();
-        lease.rest(self.key_bytes, &mut keys);
-        if let Err(error) = self.manager.complete_load(lease.id, &keys) {
-            tracing::error!("a lease ended that the manager does not know: {error}");
-        }
+        let mut slots = std::mem::take(&mut self.memory.slots);
+        slots.clear();
+        lease.rest(&mut slots);
+        self.manager.end_leases(&slots);
         if let Some(session) = self.sessions.get_mut(&id) {
-            session.slots = session.slots.saturating_sub(count(keys.len()));
+            session.slots = session.slots.saturating_sub(count(slots.len()));
         }
-        self.memory.keys = keys;
+        self.memory.slots = slots;
     }
 }
 

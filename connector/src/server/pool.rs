@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_config::Config;
-use terrace_primary::{Key, Region, RegionOptions};
+use terrace_primary::{Key, Region, RegionOptions, SlotId};
 use terrace_tiering::{Event, Located, Lookup, RequestId, StorePlan, TieringOffloadingManager};
 use terrace_tiers::{Clock, SecondaryTier, SystemClock, Time, open_tier};
 
@@ -77,6 +77,7 @@ pub(super) struct Memory {
     pub read: Vec<u8>,
     pub body: Vec<u8>,
     pub keys: Vec<Key>,
+    pub slots: Vec<SlotId>,
     pub located: Vec<Located>,
     pub plan: StorePlan,
     pub answers: Vec<Lookup>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_primary::{BlockState, Key, Region, SlotId};
-use terrace_tiering::{Located, Lookup, RequestContext, RequestId, Scan, TierFilter};
+use terrace_tiering::{Located, Lookup, ReaderBudget, RequestContext, RequestId, Scan, TierFilter};
 use terrace_tiers::Time;
 
 use super::copier::{Copied, Copier, Direction, Piece};
@@ -309,10 +309,10 @@ impl Pool {
             // Nothing of it can be held now; others' blocks go on.
             return;
         }
-        let mut left = room;
+        let mut budget = ReaderBudget { left: room, frees_soon: false };
         let mut found = std::mem::take(&mut self.memory.located);
         found.clear();
-        let located = self.manager.locate(id, &keys, Scan::Each, Some(&mut left), &mut found);
+        let located = self.manager.locate(id, &keys, Scan::Each, Some(&mut budget), &mut found);
         let mut blocks = Vec::new();
         let mut hits = Vec::new();
         let mut still = Vec::new();

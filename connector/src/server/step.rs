@@ -82,14 +82,10 @@ impl Pool {
             }
             endings.push(ending);
         }
-        // Taken out, to be put back if one of them cannot be.
-        let key_bytes = self.key_bytes;
         let session = self.session(id)?;
         for ending in &endings {
             let Some(lease) = session.leases.get_mut(ending.lease) else { continue };
-            let mut keys = Vec::new();
-            lease.take(&ending.load, key_bytes, &mut keys)?;
-            lease.give_back(&ending.load);
+            lease.check_load(&ending.load)?;
         }
         Ok(endings)
     }
@@ -141,7 +137,7 @@ impl Pool {
     /// The readers of the named keys live on as a job.
     fn begin_load(&mut self, id: SessionId, lease: &mut Lease, ending: &Ending) -> Result<(), Refusal> {
         let mut keys = Vec::with_capacity(ending.load.len());
-        lease.take(&ending.load, self.key_bytes, &mut keys)?;
+        lease.take(&ending.load, self.key_bytes, &mut keys);
         if let Err(error) = self.manager.begin_load(lease.id, &keys) {
             // The readers are there; only what is counted and ranked by them is lost.
             tracing::error!("a load begins that the manager does not know: {error}");

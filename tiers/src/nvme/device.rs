@@ -103,18 +103,15 @@ pub enum FileOp {
 ///
 /// Steps:
 /// 1. [`Step::Take`], only with `recycle`: rename `recycle` to `temp`. If there is no such file, go on without.
-/// 2. [`Step::Open`]: open `temp` for writing; without a taken file create it and cut it to zero length, with one
-/// leave its
-///    length and content as they are.
+/// 2. [`Step::Open`]: open `temp` for writing; without a taken file create it and cut it to zero length, with one leave
+///    its length and content as they are.
 /// 3. [`Step::Write`]: `payload` at offset 0, `footer` behind it. May be torn anywhere, in units of 512 bytes and in
-/// any
-///    order. Success means that all bytes were taken.
+///    any order. Success means that all bytes were taken.
 /// 4. [`Step::Close`].
 /// 5. [`Step::Publish`]: rename `temp` to `target`, atomically replacing a file of that name.
 ///
 /// When it fails or is cancelled, whatever stands under `temp` is removed if that can be done, and `target` is as it
-/// was.
-/// The file at `recycle` may be gone or not.
+/// was. The file at `recycle` may be gone or not.
 #[derive(Debug)]
 pub struct WriteFile {
     /// A name in `tmp/` that no other unfinished operation uses.
@@ -134,8 +131,7 @@ pub struct WriteFile {
 /// Steps:
 /// 1. [`Step::Open`]. No such file: the error [`Cause::Missing`].
 /// 2. [`Step::Read`]: fill `payload`, then `footer`. A file that ends early: the error [`Cause::Short`]; both buffers
-/// then
-///    hold anything. A longer file is read as far as the buffers go.
+///    then hold anything. A longer file is read as far as the buffers go.
 /// 3. Close; its result does not matter.
 #[derive(Debug)]
 pub struct ReadFile {
@@ -344,8 +340,7 @@ pub trait Device {
     fn list_start(&mut self, path: &RelPath) -> Result<(), DeviceError>;
 
     /// Appends up to `max` more names of the directory being listed, without `.` and `..`, in any order. `false`: that
-    /// was
-    /// all. Files that come or go meanwhile may be named or not.
+    /// was all. Files that come or go meanwhile may be named or not.
     fn list_next(&mut self, max: usize, out: &mut Vec<DirEntry>) -> Result<bool, DeviceError>;
 }
 

@@ -1,7 +1,7 @@
 """Terrace as vLLM's KV cache: what `kv_connector_extra_config` names.
 
-`"spec_name": "TerraceOffloadingSpec"` or a secondary tier `"type": "TerraceTier"`, each with the module path `terrace_kv.vllm`. A name is imported
-when it is asked for, so that each form needs only what it uses of vLLM.
+`"spec_name": "TerraceOffloadingSpec"` or a secondary tier `"type": "TerraceTier"`, each with the module path
+`terrace_kv.vllm`. A name is imported when it is asked for, so that each form needs only what it uses of vLLM.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ def log_as_vllm() -> None:
 def engine_configs() -> tuple[VllmConfig | None, KVCacheConfig | None]:
     """The engine's configuration and that of its KV cache, as far as they can be found.
 
-    A spec is built by `OffloadingConnector.__init__(vllm_config, role, kv_cache_config)` but is handed only a part of them. vLLM sets its "current"
-    configuration around the workers' start, not around the scheduler's, so the constructor's own arguments are read from the calling frames first.
+    A spec is built by `OffloadingConnector.__init__(vllm_config, role, kv_cache_config)` but is handed only a part of
+    them. vLLM sets its "current" configuration around the workers' start, not around the scheduler's, so the
+    constructor's own arguments are read from the calling frames first.
     """
     from vllm.config import VllmConfig, get_current_vllm_config_or_none
 
@@ -47,7 +48,8 @@ def engine_configs() -> tuple[VllmConfig | None, KVCacheConfig | None]:
 
 
 def recompute_failed_loads(vllm_config: VllmConfig | None) -> None:
-    """Lets vLLM compute again what could not be loaded, instead of failing the request. A cache has no other sensible policy.
+    """Lets vLLM compute again what could not be loaded, instead of failing the request. A cache has no other sensible
+    policy.
 
     The scheduler reads the setting after it has built its connector, so it can be set from there.
     """
@@ -62,8 +64,9 @@ def recompute_failed_loads(vllm_config: VllmConfig | None) -> None:
 def report_failed_loads(take_failed: Callable[[set[str]], set[str]]) -> bool:
     """Has this worker's connector report requests whose load failed. False: this vLLM has no way to be told.
 
-    The offloading connector asserts that its worker's transfers succeed, so they always do; what failed is named where the connector hands its results
-    to the engine. `take_failed` says which of the requests that finished loading have failed.
+    The offloading connector asserts that its worker's transfers succeed, so they always do; what failed is named
+    where the connector hands its results to the engine. `take_failed` says which of the requests that finished
+    loading have failed.
     """
     from vllm.distributed import kv_transfer
 

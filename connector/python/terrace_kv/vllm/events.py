@@ -20,10 +20,13 @@ def split_keys(keys: bytes, key_bytes: int) -> list[OffloadKey]:
     return [OffloadKey(keys[at : at + key_bytes]) for at in range(0, len(keys), key_bytes)]
 
 
-def offloading_events(batches: Iterable[EventBatch], tiers: Sequence[TierInfo], key_bytes: int) -> Iterable[OffloadingEvent]:
+def offloading_events(
+    batches: Iterable[EventBatch], tiers: Sequence[TierInfo], key_bytes: int
+) -> Iterable[OffloadingEvent]:
     """vLLM's events. That a whole primary was cleared has no event in vLLM: it knows of a reset before we do.
 
-    Blocks of the primary have no owner and no locality, as in vLLM's own primary; those of a tier are owned by the first tier of its kind.
+    Blocks of the primary have no owner and no locality, as in vLLM's own primary; those of a tier are owned by the
+    first tier of its kind.
     """
     for batch in batches:
         if batch.what not in (_STORED, _REMOVED) or batch.medium >= len(MEDIA) or batch.locality >= len(LOCALITIES):

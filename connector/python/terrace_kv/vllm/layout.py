@@ -1,7 +1,8 @@
 """Where the pages of a KV-cache group lie in a slot of the region, and the copies between the two.
 
-A slot holds one chunk (`blocks_per_chunk` blocks) of one group. It consists of one part for each worker, or of one part alone where all workers hold
-equal bytes. In a part the group's data references follow one another, each with the pages of the chunk's blocks in a row:
+A slot holds one chunk (`blocks_per_chunk` blocks) of one group. It consists of one part for each worker, or of one
+part alone where all workers hold equal bytes. In a part the group's data references follow one another, each with the
+pages of the chunk's blocks in a row:
 
     slot: | part of rank 0                                | part of rank 1 | ...
     part: | reference 0: page, page, .. | reference 1: .. | .. | unused   |
@@ -53,7 +54,8 @@ class WorkerLayout:
     """How this worker's pages lie in its part of a slot."""
 
     def __init__(self, caches: CanonicalKVCaches, blocks_per_chunk: int, part_offset: int, part_bytes: int) -> None:
-        """`part_offset` and `part_bytes`: this worker's part of a slot. Raises `LayoutError` if a group's pages do not fit into it."""
+        """`part_offset` and `part_bytes`: this worker's part of a slot. Raises `LayoutError` if a group's pages do
+        not fit into it."""
         self.blocks_per_chunk = blocks_per_chunk
         self.part_offset = part_offset
         self.part_bytes = part_bytes
@@ -65,23 +67,30 @@ class WorkerLayout:
                 tensor = caches.tensors[reference.tensor_idx].tensor
                 if tensor.device.type != "cpu":
                     raise LayoutError(
-                        f"the KV cache lies on {tensor.device}: this release of terrace-kv copies to and from host memory only. Copies by "
-                        "CUDA are missing: use vLLM's CPU backend, or vLLM's own TieringOffloadingSpec with a TerraceTier."
+                        f"the KV cache lies on {tensor.device}: this release of terrace-kv copies to and from "
+                        "host memory only. Copies by CUDA are missing: use vLLM's CPU backend, or vLLM's own "
+                        "TieringOffloadingSpec with a TerraceTier."
                     )
                 if tensor.dtype != torch.int8 or tensor.ndim != 2 or tensor.shape[1] < reference.page_size_bytes:
-                    raise LayoutError(f"a KV cache of shape {tuple(tensor.shape)} and type {tensor.dtype} is not understood")
+                    raise LayoutError(
+                        f"a KV cache of shape {tuple(tensor.shape)} and type {tensor.dtype} is not understood"
+                    )
                 page_bytes = reference.page_size_bytes
                 group.append(Reference(tensor[:, :page_bytes], page_bytes, offset))
                 offset += page_bytes * blocks_per_chunk
             if offset > part_bytes:
-                raise LayoutError(f"group {index} has {offset} bytes for each chunk, the worker's part of a slot only {part_bytes}")
+                raise LayoutError(
+                    f"group {index} has {offset} bytes for each chunk, the worker's part of a slot only {part_bytes}"
+                )
             self.groups.append(group)
 
-    def runs(self, block_ids: np.ndarray, group_sizes: Sequence[int], block_indices: Sequence[int], slots: np.ndarray) -> list[Run]:
+    def runs(
+        self, block_ids: np.ndarray, group_sizes: Sequence[int], block_indices: Sequence[int], slots: np.ndarray
+    ) -> list[Run]:
         """The copies of a job. Raises `LayoutError` if blocks and slots do not belong together; nothing is copied then.
 
-        As in vLLM's own worker: a group's blocks are consecutive, the first of them at `block_indices[group] % blocks_per_chunk` of its first chunk.
-        Null blocks (id 0) count, but are not copied.
+        As in vLLM's own worker: a group's blocks are consecutive, the first of them at `block_indices[group] %
+        blocks_per_chunk` of its first chunk. Null blocks (id 0) count, but are not copied.
         """
         if len(group_sizes) != len(self.groups) or len(block_indices) != len(self.groups):
             raise LayoutError(f"a job of {len(group_sizes)} groups, the cache has {len(self.groups)}")
@@ -113,7 +122,8 @@ class WorkerLayout:
             )
         if at_slot != len(slots) or at_block != len(block_ids):
             raise LayoutError(
-                f"{len(block_ids)} blocks in groups of {list(group_sizes)}, the first at {list(block_indices)}, do not match {len(slots)} slots of "
+                f"{len(block_ids)} blocks in groups of {list(group_sizes)}, the first at {list(block_indices)}, "
+                f"do not match {len(slots)} slots of "
                 f"{per_chunk} blocks"
             )
         return runs
@@ -125,11 +135,16 @@ class RegionView:
     def __init__(self, layout: WorkerLayout, memory: Any, slots: int, slot_stride: int) -> None:
         """`memory` is the mapping: a writable buffer. Raises `LayoutError` if the part does not lie in a slot."""
         if layout.part_offset + layout.part_bytes > slot_stride:
-            raise LayoutError(f"slots of {slot_stride} bytes are too short for a part of {layout.part_bytes} at {layout.part_offset}")
+            raise LayoutError(
+                f"slots of {slot_stride} bytes are too short for a part of {layout.part_bytes} at {layout.part_offset}"
+            )
         whole = torch.frombuffer(memory, dtype=torch.int8, count=slots * slot_stride)
         self.slots = slots
         self._groups = [
-            [_pair(whole, slots, slot_stride, layout.part_offset, layout.blocks_per_chunk, reference) for reference in group]
+            [
+                _pair(whole, slots, slot_stride, layout.part_offset, layout.blocks_per_chunk, reference)
+                for reference in group
+            ]
             for group in layout.groups
         ]
 
@@ -155,7 +170,8 @@ class RegionView:
 def _pair(
     whole: torch.Tensor, slots: int, stride: int, part: int, per_chunk: int, reference: Reference
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A reference's pages and its area (slots, places, page) of the region, both of the widest element type that fits."""
+    """A reference's pages and its area (slots, places, page) of the region, both of the widest element type that
+    fits."""
     pages, page_bytes, start = reference.pages, reference.page_bytes, part + reference.offset
     for width, dtype in _WIDTHS:
         places = (page_bytes, start, stride, pages.stride(0), pages.storage_offset(), pages.data_ptr())

@@ -1,7 +1,8 @@
 """vLLM's offloading manager, answered by the daemon.
 
-vLLM asks key by key; the daemon is asked once for each request and step, when the first key comes. What vLLM then loads or waits for is said at the end
-of the step, in one message that nobody waits for. No call waits for longer than the session's budget, and none raises for an absent or sick daemon.
+vLLM asks key by key; the daemon is asked once for each request and step, when the first key comes. What vLLM then
+loads or waits for is said at the end of the step, in one message that nobody waits for. No call waits for longer than
+the session's budget, and none raises for an absent or sick daemon.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ logger = init_logger(__name__)
 
 #: A request that waits is not asked for again before this time.
 ASK_AGAIN_S = 0.001
-#: A request that has waited for this long waits no more: what is not ready is a miss. The daemon's own deadlines are shorter.
+#: A request that has waited for this long waits no more: what is not ready is a miss. The daemon's own deadlines are
+#: shorter.
 LONGEST_WAIT_S = 30.0
 #: How often the daemon's statistics are asked for.
 STATS_EVERY_S = 5.0
@@ -60,7 +62,10 @@ _RESULTS = {
     Answer.RETRY: LookupResult.RETRY,
 }
 #: vLLM's result for each answer byte.
-_ALL_TIERS = tuple(_RESULTS.get(Answer(byte & ANSWER_MASK) if byte & ANSWER_MASK <= 4 else Answer.MISS, LookupResult.MISS) for byte in range(256))
+_ALL_TIERS = tuple(
+    _RESULTS.get(Answer(byte & ANSWER_MASK) if byte & ANSWER_MASK <= 4 else Answer.MISS, LookupResult.MISS)
+    for byte in range(256)
+)
 #: Answer bytes that are final.
 _FINAL = bytes(byte for byte in range(256) if _ALL_TIERS[byte] in (LookupResult.HIT, LookupResult.MISS))
 
@@ -94,7 +99,14 @@ class TerraceManager(OffloadingManager):
     lock = NO_LOCK
 
     def __init__(
-        self, session: Session, groups: Sequence[Group], *, key_bytes: int, block_bytes: int, events: bool = False, about: str = ""
+        self,
+        session: Session,
+        groups: Sequence[Group],
+        *,
+        key_bytes: int,
+        block_bytes: int,
+        events: bool = False,
+        about: str = "",
     ) -> None:
         """`groups` in vLLM's order; `events` whether vLLM publishes KV events; `about` what `config_info` says."""
         self._session = session
@@ -155,7 +167,9 @@ class TerraceManager(OffloadingManager):
         if result is LookupResult.HIT:
             asked.wanted.append(index)
         elif result is not LookupResult.MISS:
-            if key in state.refused or (state.waiting_since and time.monotonic() - state.waiting_since > LONGEST_WAIT_S):
+            if key in state.refused or (
+                state.waiting_since and time.monotonic() - state.waiting_since > LONGEST_WAIT_S
+            ):
                 return LookupResult.MISS
             asked.wanted.append(index)
             asked.unready = True
@@ -217,7 +231,9 @@ class TerraceManager(OffloadingManager):
             span = answers[part.first : end]
             if span.translate(None, _FINAL):
                 final = [byte in _FINAL for byte in span]
-                ready.update(zip(compress(keys[part.first : end], final), map(results.__getitem__, compress(span, final))))
+                ready.update(
+                    zip(compress(keys[part.first : end], final), map(results.__getitem__, compress(span, final)))
+                )
             else:
                 ready.update(zip(keys[part.first : end], map(results.__getitem__, span)))
         state.ready = ready
@@ -239,7 +255,8 @@ class TerraceManager(OffloadingManager):
             # The primary is no source for it; what a tier that is one has brought there, is.
             state.results = tuple(
                 LookupResult.MISS
-                if byte & ANSWER_MASK == Answer.HIT and not (byte >> ORIGIN_SHIFT and mask >> (byte >> ORIGIN_SHIFT) - 1 & 1)
+                if byte & ANSWER_MASK == Answer.HIT
+                and not (byte >> ORIGIN_SHIFT and mask >> (byte >> ORIGIN_SHIFT) - 1 & 1)
                 else _ALL_TIERS[byte]
                 for byte in range(256)
             )
@@ -265,7 +282,8 @@ class TerraceManager(OffloadingManager):
         asked, wanted = state.asked, list(keys)
         found = asked.slots_of(wanted) if asked is not None and asked.answer.epoch == self._session.epoch else None
         if asked is None or found is None:
-            # The connection broke in the middle of the step. The worker does not copy, and vLLM computes the blocks again.
+            # The connection broke in the middle of the step. The worker does not copy, and vLLM computes the blocks
+            # again.
             self._stats.loads_void += 1
             state.loads_nothing = bool(wanted)
             return TerraceLoadStoreSpec(0, 0, (), state.name)
@@ -285,7 +303,8 @@ class TerraceManager(OffloadingManager):
 
     @override
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        """Slots for what is worth storing: one round trip. Where there is not room for all, the leading part is stored."""
+        """Slots for what is worth storing: one round trip. Where there is not room for all, the leading part is
+        stored."""
         state = self._state(req_context)
         offered = list(keys)
         job = next_job()
@@ -375,7 +394,9 @@ class TerraceManager(OffloadingManager):
         if not waits or not asked.answer.lease:
             return
         leases.append(LeaseEnd(asked.answer.lease, 0, b"", np.asarray(waits, dtype="<u4").tobytes()))
-        state.waited.update(asked.keys[index] for index in waits if asked.answer.answers[index] & ANSWER_MASK != Answer.HIT)
+        state.waited.update(
+            asked.keys[index] for index in waits if asked.answer.answers[index] & ANSWER_MASK != Answer.HIT
+        )
         state.waits_under = asked.answer.lease
         self._waits[asked.answer.lease] = (state, asked.keys)
 
@@ -426,7 +447,8 @@ class TerraceManager(OffloadingManager):
 
     @override
     def reset_cache(self) -> None:
-        """Empties the primary, for all engines of the namespace. Until the daemon has said that it is done, everything is a miss."""
+        """Empties the primary, for all engines of the namespace. Until the daemon has said that it is done,
+        everything is a miss."""
         self._reset_pending = not self._session.reset()
         if self._events is not None:
             self._events.clear()

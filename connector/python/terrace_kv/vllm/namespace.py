@@ -1,8 +1,9 @@
 """What makes KV bytes interchangeable, from vLLM's configuration.
 
-Two engines share blocks if and only if their namespaces are equal. So whatever changes the bytes of a block is in here, and nothing else: no sizes of
-pools, no limits, no ports. Scheduler and workers build it each in its own process and must come to the same: it is taken from what the user configured
-and from files, never from what loading a model may have changed in memory.
+Two engines share blocks if and only if their namespaces are equal. So whatever changes the bytes of a block is in
+here, and nothing else: no sizes of pools, no limits, no ports. Scheduler and workers build it each in its own process
+and must come to the same: it is taken from what the user configured and from files, never from what loading a model
+may have changed in memory.
 """
 
 from __future__ import annotations
@@ -36,11 +37,16 @@ _WEIGHTS_INDEX = ".index.json"
 
 
 def vllm_namespace(
-    config: OffloadingConfig, vllm_config: VllmConfig | None, *, tenant: str = "", extra: Mapping[str, str] | None = None
+    config: OffloadingConfig,
+    vllm_config: VllmConfig | None,
+    *,
+    tenant: str = "",
+    extra: Mapping[str, str] | None = None,
 ) -> Namespace:
     """The namespace of an engine.
 
-    Without `vllm_config` it is known to no other engine, not even after a restart: what cannot be seen cannot be known to be equal.
+    Without `vllm_config` it is known to no other engine, not even after a restart: what cannot be seen cannot be
+    known to be equal.
     """
     extra = {f"extra.{key}": value for key, value in sorted((extra or {}).items())}
     groups = [(group.group_id, group.tokens_per_block, group.layer_names) for group in config.groups]
@@ -63,7 +69,9 @@ def vllm_namespace(
     }
     engine = "vllm " + ".".join(vllm.__version__.split(".")[:2])
     if vllm_config is None:
-        logger.warning("terrace: vLLM's configuration cannot be seen from here: this engine shares blocks with no other.")
+        logger.warning(
+            "terrace: vLLM's configuration cannot be seen from here: this engine shares blocks with no other."
+        )
         return Namespace(
             model=config.model.name,
             dtype=config.model.dtype,
@@ -125,7 +133,8 @@ def _local(model: str, revision: str | None) -> str | None:
 
 
 def directory_digest(path: str, *, with_weights: bool) -> str:
-    """What a model's files are: the content of those that say how to compute, names, sizes and times of change of those that hold weights."""
+    """What a model's files are: the content of those that say how to compute, names, sizes and times of change of
+    those that hold weights."""
     digest = hashlib.sha256()
     for name in sorted(os.listdir(path)):
         file = os.path.join(path, name)
@@ -187,7 +196,9 @@ def _values(vllm_config: VllmConfig) -> dict[str, Any]:
         "code": model.code_revision,
         "no_window": bool(model.disable_sliding_window),
         "window": getattr(cache, "sliding_window", None),
-        "mamba": [_plain(getattr(cache, f"mamba_{name}", None)) for name in ("cache_mode", "cache_dtype", "ssm_cache_dtype")],
+        "mamba": [
+            _plain(getattr(cache, f"mamba_{name}", None)) for name in ("cache_mode", "cache_dtype", "ssm_cache_dtype")
+        ],
         "replayssm": bool(getattr(cache, "use_replayssm", False)),
         "fast_prefill": bool(getattr(cache, "kv_sharing_fast_prefill", False)),
         "hash": _plain(getattr(cache, "prefix_caching_hash_algo", None)),

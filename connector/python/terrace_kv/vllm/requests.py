@@ -109,7 +109,8 @@ class Asked:
     def waited_for(self) -> list[int]:
         """Indices of what the request waits for, and of the hits that it needs beside them.
 
-        vLLM scans a prefix group up to a miss and a window from the end, so what it wants follows from what it asked for.
+        vLLM scans a prefix group up to a miss and a window from the end, so what it wants follows from what it asked
+        for.
         """
         answers = self.answer.answers
         waits: list[int] = []

@@ -45,12 +45,14 @@ class Settings:
         socket = extra.get("terrace_socket")
         if not isinstance(socket, str) or not socket:
             raise ValueError(
-                "kv_connector_extra_config: 'terrace_socket' is missing. It is the path of the socket that `terrace serve` listens on "
+                "kv_connector_extra_config: 'terrace_socket' is missing. It is the path of the socket that "
+                "`terrace serve` listens on "
                 f"(server.socket in its configuration), for example '/run/terrace/terrace.sock'; found {socket!r}."
             )
         if int(extra.get("store_threshold") or 0) > 1:
             raise ValueError(
-                "kv_connector_extra_config: 'store_threshold' belongs to the daemon, which counts offers of all engines: remove it here and set "
+                "kv_connector_extra_config: 'store_threshold' belongs to the daemon, which counts offers of all "
+                "engines: remove it here and set "
                 f"admission.store_threshold = {extra['store_threshold']} in the configuration of `terrace serve`."
             )
         for key, place in _DAEMONS.items():
@@ -68,7 +70,8 @@ def _budget(extra: Mapping[str, Any]) -> float:
     value = extra.get("terrace_call_budget_ms", 5)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1000:
         raise ValueError(
-            f"kv_connector_extra_config: 'terrace_call_budget_ms' is {value!r}; it is a number of milliseconds, above 0 and at most 1000."
+            f"kv_connector_extra_config: 'terrace_call_budget_ms' is {value!r}; it is a number of milliseconds, "
+            "above 0 and at most 1000."
         )
     return float(value) / 1000
 
@@ -84,7 +87,8 @@ def _namespace_extra(extra: Mapping[str, Any]) -> dict[str, str]:
     value = extra.get("terrace_namespace_extra") or {}
     if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
         raise ValueError(
-            f"kv_connector_extra_config: 'terrace_namespace_extra' is {value!r}; it is an object of strings, for example "
+            f"kv_connector_extra_config: 'terrace_namespace_extra' is {value!r}; it is an object of "
+            "strings, for example "
             '{"adapters": "2026-11"}.'
         )
     return dict(value)

@@ -35,7 +35,8 @@ _MOST_BLOCK_BYTES = 0xFFFF_FFFF
 
 
 class TerraceOffloadingSpec(OffloadingSpec):
-    """Named by `"spec_name": "TerraceOffloadingSpec", "spec_module_path": "terrace_kv.vllm", "terrace_socket": PATH`."""
+    """Named by `"spec_name": "TerraceOffloadingSpec", "spec_module_path": "terrace_kv.vllm", "terrace_socket":
+    PATH`."""
 
     @classmethod
     @override
@@ -44,13 +45,15 @@ class TerraceOffloadingSpec(OffloadingSpec):
         return metric_definitions()
 
     def __init__(self, config: OffloadingConfig) -> None:
-        """Raises `ValueError` for a key that is not understood or a layout that is not supported. Does not need the daemon."""
+        """Raises `ValueError` for a key that is not understood or a layout that is not supported. Does not need the
+        daemon."""
         super().__init__(config)
         log_as_vllm()
         self.settings = Settings.parse(config.extra_config)
         if config.canonical_layout:
             raise ValueError(
-                "kv_connector_extra_config: 'canonical_layout' is not supported by TerraceOffloadingSpec: remove it. Engines of different "
+                "kv_connector_extra_config: 'canonical_layout' is not supported by TerraceOffloadingSpec: remove "
+                "it. Engines of different "
                 "parallel layouts do not share blocks."
             )
         # One copy where all ranks hold equal bytes: then rank 0 alone stores.
@@ -62,7 +65,8 @@ class TerraceOffloadingSpec(OffloadingSpec):
         block_bytes = self.part_bytes * parts
         if not 0 < block_bytes <= _MOST_BLOCK_BYTES:
             raise ValueError(
-                f"terrace: a chunk of {self.blocks_per_chunk} blocks has {block_bytes} bytes; it must have between 1 and {_MOST_BLOCK_BYTES}. "
+                f"terrace: a chunk of {self.blocks_per_chunk} blocks has {block_bytes} bytes; it must have "
+                f"between 1 and {_MOST_BLOCK_BYTES}. "
                 "Lower 'blocks_per_chunk' (or 'block_size') in kv_connector_extra_config."
             )
         self.geometry = Geometry(
@@ -121,7 +125,8 @@ class TerraceOffloadingSpec(OffloadingSpec):
                 self._worker.shutdown()
                 self._worker = None
                 raise LayoutError(
-                    "this vLLM cannot be told that a load failed: terrace-kv works with 0.32.0 and 0.33.0, as the KV connector OffloadingConnector"
+                    "this vLLM cannot be told that a load failed: terrace-kv works with 0.32.0 and 0.33.0, "
+                    "as the KV connector OffloadingConnector"
                 )
         return self._worker
 

@@ -1,6 +1,7 @@
 """Statistics under the names of vLLM's own offloading metrics.
 
-Lookups, hits and bytes that were brought are this engine's own. Gauges of the pool are the daemon's, the same in all engines of a namespace.
+Lookups, hits and bytes that were brought are this engine's own. Gauges of the pool are the daemon's, the same in all
+engines of a namespace.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
         TieringOffloadingMetrics.READ_BYTES: ("Bytes that a tier brought for requests of this engine.", tier),
     }
     definitions: dict[str, OffloadingMetricMetadata] = {
-        name: OffloadingCounterMetadata(documentation=text, labelnames=labels) for name, (text, labels) in counters.items()
+        name: OffloadingCounterMetadata(documentation=text, labelnames=labels)
+        for name, (text, labels) in counters.items()
     }
     for name, text in _GAUGES.items():
         definitions[name] = OffloadingGaugeMetadata(documentation=text)
@@ -72,8 +74,12 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
     )
     for name, text, _ in _OWN:
         definitions[_PREFIX + name] = OffloadingCounterMetadata(documentation=text)
-    definitions[_UP] = OffloadingGaugeMetadata(documentation="1 while the daemon answers, 0.5 while it is slow, 0 while it is away.")
-    definitions[_EVENTS_LOST] = OffloadingGaugeMetadata(documentation="KV events that were lost since the session opened.")
+    definitions[_UP] = OffloadingGaugeMetadata(
+        documentation="1 while the daemon answers, 0.5 while it is slow, 0 while it is away."
+    )
+    definitions[_EVENTS_LOST] = OffloadingGaugeMetadata(
+        documentation="KV events that were lost since the session opened."
+    )
     return definitions
 
 
@@ -178,5 +184,7 @@ class Statistics:
 
 def _slots(pool: dict[str, float], state: str) -> float | None:
     """The primary's slots in a state, of the daemon's figures, whatever other labels they have."""
-    found = [value for key, value in pool.items() if key.startswith("terrace_primary_slots{") and f'state="{state}"' in key]
+    found = [
+        value for key, value in pool.items() if key.startswith("terrace_primary_slots{") and f'state="{state}"' in key
+    ]
     return sum(found) if found else None

@@ -26,4 +26,5 @@ class TerraceLoadStoreSpec(BlockIDsLoadStoreSpec):
         self.job = 0
 
     def __repr__(self) -> str:
-        return f"TerraceLoadStoreSpec(region={self.region:#x}, job={self.job}, slots={self.block_ids.tolist()}, request={self.request!r})"
+        slots = self.block_ids.tolist()
+        return f"TerraceLoadStoreSpec({self.region:#x}, job={self.job}, slots={slots}, request={self.request!r})"

@@ -1,7 +1,8 @@
 """The worker: copies between vLLM's pages and the slots of the mapped region.
 
-One thread for each direction, first in, first out. vLLM is always told that a transfer succeeded, because it asserts that; the truth goes to the daemon,
-which publishes no block that any worker failed to store, and to `take_failed_requests`, whose loads vLLM computes again.
+One thread for each direction, first in, first out. vLLM is always told that a transfer succeeded, because it asserts
+that; the truth goes to the daemon, which publishes no block that any worker failed to store, and to
+`take_failed_requests`, whose loads vLLM computes again.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class TerraceWorker(OffloadingWorker):
     def submit_load(
         self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
-        """Slots to pages. Loads have a thread of their own: `expedited` (0.33) has nothing to overtake but other loads, and overtakes none."""
+        """Slots to pages. Loads have a thread of their own: `expedited` (0.33) has nothing to overtake but other
+        loads, and overtakes none."""
         assert isinstance(src_spec, TerraceLoadStoreSpec)
         self._loads.put(_Transfer(job_id, src_spec, dst_spec, store=False))
         return True
