@@ -17,6 +17,15 @@ fn witness(daemon: &Daemon) -> Client {
     witness
 }
 
+/// A daemon that gives each session this share of its slots.
+fn shared(slots: u32, share: f64) -> Daemon {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut config = config(slots, "", dir.path());
+    config.server.session_share = share;
+    let handle = terrace_connector::server::Server::start(&config, Default::default()).expect("it starts");
+    Daemon { handle, config, dir }
+}
+
 #[test]
 fn malformed_frames_close_their_connection_and_no_other() {
     let daemon = Daemon::new(16, "");
@@ -167,11 +176,8 @@ fn bounds_of_a_session_hold_and_are_counted() {
 
 #[test]
 fn a_session_takes_no_more_than_its_share_of_the_slots() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut config = config(16, "", dir.path());
-    config.server.session_share = 0.25;
-    let handle = terrace_connector::server::Server::start(&config, Default::default()).expect("it starts");
-    let mut client = Client::open(handle.socket(), &scheduler("e", 0));
+    let daemon = shared(16, 0.25);
+    let mut client = Client::open(&daemon.socket(), &scheduler("e", 0));
     client.await_slots();
     assert_eq!(client.reply.limits.slots, 4);
     let plan = client.prepare(1, 1, keys(0..9));
@@ -182,6 +188,121 @@ fn a_session_takes_no_more_than_its_share_of_the_slots() {
     // Leases count too: what is beyond is a miss.
     let found = client.lookup(2, Scan::Each, keys([0, 1, 2, 20, 21, 22]));
     assert_eq!(answers(&found), [hit(), hit(), hit(), hit(), Answer::Miss, Answer::Miss]);
+}
+
+#[test]
+fn lists_longer_than_what_a_session_may_have_are_refused_whole() {
+    let daemon = Daemon::new(16, "jobs_per_session = 4\n[limits]\nrequests = 6\n");
+    let mut client = Client::open(&daemon.socket(), &scheduler("e", 0));
+    client.await_slots();
+    assert!(client.prepare(1, 1, keys(0..2)).room);
+    let ended = |jobs: std::ops::RangeInclusive<u64>| jobs.map(|job| CompletedJob { job, ok: true }).collect();
+    let lease = |lease| LeaseEnd { lease, job: 0, load: Vec::new(), wait: Vec::new() };
+    let long = [
+        EndStep { completed: ended(1..=5), ..EndStep::default() },
+        EndStep { completed: ended(1..=1), leases: (1..=5).map(lease).collect(), ..EndStep::default() },
+        EndStep { completed: ended(1..=1), finished: (1..=7).collect(), ..EndStep::default() },
+    ];
+    for step in long {
+        assert_eq!(client.ask::<_, EndStepReply>(Kind::EndStep, &step), Err(ErrorCode::Limit));
+        assert_eq!((daemon.stat(WRITING), daemon.stat("terrace_requests")), (2.0, 1.0), "nothing of it is done");
+    }
+    assert_eq!((daemon.refused("jobs"), daemon.refused("requests")), (2.0, 1.0));
+    let step = EndStep {
+        completed: ended(1..=4),
+        leases: (1..=4).map(lease).collect(),
+        finished: (1..=6).collect(),
+        ..EndStep::default()
+    };
+    assert_eq!(client.end_step(&step).jobs, [JobOutcome { job: 1, ok: true }]);
+    // Those who copy have the same bound.
+    let mut boss = Client::open(&daemon.socket(), &scheduler("f", 1));
+    let mut hand = Client::open(&daemon.socket(), &worker("f", 0));
+    assert!(boss.prepare(1, 1, keys(4..6)).room);
+    hand.complete(&[(1, true), (2, true), (3, true), (4, true), (5, true)]);
+    assert_eq!(hand.raw.refusal(), ErrorCode::Limit);
+    assert_eq!(daemon.stat(WRITING), 2.0);
+    hand.complete(&[(1, true), (2, true), (3, true), (4, true)]);
+    hand.ping();
+    assert_eq!(daemon.stat(WRITING), 0.0);
+}
+
+#[test]
+fn a_load_names_each_key_once() {
+    let daemon = Daemon::new(16, "");
+    let mut client = witness(&daemon);
+    let found = client.lookup(2, Scan::Each, keys(0..4));
+    let end = |job, load: &[u32]| EndStep {
+        leases: vec![LeaseEnd {
+            lease: found.lease,
+            job,
+            load: numbers_to_bytes(load.iter().copied()),
+            wait: Vec::new(),
+        }],
+        ..EndStep::default()
+    };
+    for wrong in [&[1, 1][..], &[0, 1, 2, 3, 0], &[4], &[u32::MAX]] {
+        assert_eq!(client.ask::<_, EndStepReply>(Kind::EndStep, &end(7, wrong)), Err(ErrorCode::Invalid), "{wrong:?}");
+        assert_eq!((daemon.stat(READERS), daemon.stat("terrace_jobs")), (4.0, 0.0), "the lease is as it was");
+    }
+    client.end_step(&end(7, &[3, 1]));
+    assert_eq!((daemon.stat(READERS), daemon.stat("terrace_jobs")), (2.0, 1.0));
+    client.end_step(&EndStep { completed: vec![CompletedJob { job: 7, ok: true }], ..EndStep::default() });
+    assert_eq!((daemon.stat(READERS), daemon.stat("terrace_jobs")), (0.0, 0.0));
+}
+
+#[test]
+fn what_lost_connections_hold_counts_against_the_next_of_their_process() {
+    let daemon = shared(16, 0.5);
+    let socket = &daemon.socket();
+    let mut first = Client::open(socket, &scheduler("first", 0));
+    first.await_slots();
+    first.store(1, 1, 0..8);
+    first.bye();
+    // Each takes all that it gets, and its connection is lost. None of them comes back under its name.
+    let mut leased = 0;
+    for round in 0..20 {
+        let mut client = Client::open(socket, &scheduler(&format!("round {round}"), 0));
+        let found = client.lookup(1, Scan::Each, keys(0..5));
+        leased += found.slots.len() / 4;
+        // Slots that are stored to count as well.
+        let stored = client.prepare(1, 1, keys(100 * (round + 1)..100 * (round + 1) + 9));
+        leased += stored.slots.len() / 4;
+        drop(client.raw);
+    }
+    assert_eq!(leased, 8, "one share for all of them");
+    // Who holds nothing is over, and wishes do not outlive a connection.
+    daemon.await_stat("terrace_engines", 1.0);
+    daemon.await_stat("terrace_requests", 0.0);
+    assert_eq!((daemon.stat(READERS), daemon.stat(WRITING)), (5.0, 3.0));
+    // The engine that was lost has its jobs to report, and what it gives back can be had again.
+    let mut again = Client::open(socket, &scheduler("round 0", 0));
+    assert_eq!(answers(&again.lookup(1, Scan::Each, keys(0..1))), [Answer::Miss]);
+    let completed = vec![CompletedJob { job: 1, ok: false }];
+    again.end_step(&EndStep { completed, ..EndStep::default() });
+    assert_eq!(answers(&again.lookup(1, Scan::Each, keys(0..4))), [hit(), hit(), hit(), Answer::Miss]);
+}
+
+#[test]
+fn jobs_whose_scheduler_is_over_count_against_its_engine() {
+    let daemon = shared(32, 0.5);
+    let mut hand = Client::open(&daemon.socket(), &worker("e", 0));
+    let mut taken = 0;
+    for round in 0..4 {
+        let mut boss = Client::open(&daemon.socket(), &scheduler("e", 1));
+        boss.await_slots();
+        let keys = keys(100 * round..100 * round + 9);
+        taken += boss.prepare(1, u64::from(round) + 1, keys).slots.len() / 4;
+        boss.bye();
+    }
+    assert_eq!((taken, daemon.stat(WRITING)), (16, 16.0), "one share for all of them");
+    hand.complete(&[(1, true)]);
+    hand.ping();
+    // Nine slots are readable now; seven are still written for nobody.
+    let mut boss = Client::open(&daemon.socket(), &scheduler("e", 1));
+    let found = boss.lookup(1, Scan::Each, keys(0..9));
+    assert_eq!(answers(&found), [hit(); 9]);
+    assert!(!boss.prepare(1, 9, keys(900..901)).room, "nine leased and seven behind");
 }
 
 #[test]

@@ -37,17 +37,20 @@ impl Key {
     /// A key from its bytes: the hash, then the group.
     #[inline]
     pub fn from_bytes(key: &[u8]) -> Result<Self, KeyError> {
-        let len = key.len();
-        if !(5..=MAX_KEY_BYTES).contains(&len) {
-            return Err(KeyError(len));
+        match key.split_last_chunk::<4>() {
+            Some((hash, group)) => Self::new(hash, u32::from_be_bytes(*group)),
+            None => Err(KeyError(key.len())),
         }
+    }
+
+    /// As [`Key::from_bytes`], for a length known at compile time: cannot fail, and copies without a call.
+    #[inline]
+    pub const fn from_array<const N: usize>(key: &[u8; N]) -> Self {
+        const { assert!(N > 4 && N <= MAX_KEY_BYTES) };
         let mut bytes = [0; MAX_KEY_BYTES];
-        match (key.first_chunk::<36>(), bytes.first_chunk_mut::<36>()) {
-            // The common length: a copy without a call.
-            (Some(from), Some(to)) if len == 36 => *to = *from,
-            _ => bytes[..len].copy_from_slice(key),
-        }
-        Ok(Self { len: len as u8, bytes })
+        let (start, _) = bytes.split_at_mut(N);
+        start.copy_from_slice(key);
+        Self { len: N as u8, bytes }
     }
 
     /// Hash and group, as they are stored.

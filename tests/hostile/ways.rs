@@ -210,6 +210,10 @@ fn what_it_does_not_own(socket: &Path) {
     let mut worker = Client::open(socket, &greeting("worker", NAMESPACE, "thief"));
     let jobs: Vec<(u64, bool)> = (0..5_000).map(|job| (job, job % 2 == 0)).collect();
     worker.complete(&jobs);
+    assert_eq!(worker.raw.refusal(), ErrorCode::Limit, "more than an engine may have");
+    for jobs in jobs.chunks(1_000) {
+        worker.complete(jobs);
+    }
     worker.ping();
     // And does what only schedulers do.
     let store = PrepareStore { request: 1, job: 1, allow_partial: true, keys: keys(7, 0..2) };
@@ -229,9 +233,14 @@ fn keys_of_another_namespace(socket: &Path, salt: u8) {
     if !plan.slots.is_empty() {
         assert!(answers(&look(&mut here, false, keys(salt, 100..104))).iter().all(|a| matches!(a, Answer::Hit { .. })));
     }
-    // A tier that has just been opened may not know yet.
-    let seen = answers(&look(&mut there, true, keys(salt, 100..104)));
-    assert!(seen.iter().all(|answer| matches!(answer, Answer::Miss | Answer::Retry)), "{seen:?}");
+    // The tiers of a pool that has just been opened do not know at once what they hold. Then they say so, and nothing
+    // else: no key of here is there.
+    until("the other namespace has none of these keys", || {
+        let seen = answers(&look(&mut there, true, keys(salt, 100..104)));
+        assert!(seen.iter().all(|answer| matches!(answer, Answer::Miss | Answer::Retry)), "{seen:?}");
+        there.end_step(&EndStep::default());
+        seen.iter().all(|answer| *answer == Answer::Miss)
+    });
     // Keys of another length.
     there.raw.send(
         Kind::Lookup,
@@ -249,7 +258,7 @@ fn long_lists(socket: &Path) {
     let leases = (0..90_000).map(|lease| LeaseEnd { lease, job: 0, load: Vec::new(), wait: Vec::new() }).collect();
     let finished = (0..100_000).collect();
     for step in [EndStep { leases, ..EndStep::default() }, EndStep { finished, ..EndStep::default() }] {
-        let _: Result<EndStepReply, ErrorCode> = client.ask(Kind::EndStep, &step);
+        assert_eq!(client.ask::<_, EndStepReply>(Kind::EndStep, &step), Err(ErrorCode::Limit));
     }
     let many: Vec<u8> = keys(9, 0..1).repeat(10_000);
     let message = Lookup { request: 1, tiers: 0, lease: true, queries: vec![Query { scan: 1, keys: many }] };
@@ -319,6 +328,21 @@ pub fn store_halves(socket: &Path) {
     assert_eq!(plan.slots.len(), 4 * 32);
     println!("half is written");
     std::thread::sleep(Duration::from_secs(60));
+}
+
+/// A session with a store that has not ended.
+pub fn owing(socket: &Path) -> Client {
+    let mut client = open(socket, NAMESPACE, "owing");
+    client.await_slots();
+    let store = PrepareStore { request: 1, job: 1, allow_partial: false, keys: keys(1, 0..4) };
+    let plan: PrepareStoreReply = client.ask(Kind::PrepareStore, &store).expect("an answer");
+    assert_eq!(plan.slots.len(), 4 * 4);
+    client
+}
+
+pub fn hears_goodbye(client: &mut Client) {
+    let frame = client.raw.receive().expect("a frame and no end");
+    assert_eq!(frame.header.kind, Kind::Goodbye);
 }
 
 /// Asks and asks, and never reads.

@@ -25,11 +25,12 @@ import sys
 import tempfile
 from typing import Any
 
+from models import LLAMA, prompts, write_model
 from tier_daemon import Daemon, terrace_binary
-from tier_engine import Engine, Round, Setup, make_model, prompts
+from tier_engine import Engine, Round, Setup
 
-#: Bytes of a chunk: 32 tokens, 4 layers, keys and values of 2 heads of 64, 2 bytes each.
-CHUNK_BYTES = 32 * 4 * 2 * 2 * 64 * 2
+#: Bytes of a chunk: 32 tokens, 4 layers, keys and values of 2 heads of 64, 4 bytes each.
+CHUNK_BYTES = 32 * 4 * 2 * 2 * 64 * 4
 SIDES = ("vllm", "terrace")
 
 
@@ -185,7 +186,7 @@ def main() -> None:
         os.makedirs(options.profile, exist_ok=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="vllm-bench-", dir=options.directory))
     try:
-        model = make_model(folder / "model")
+        model = write_model(folder / "model", LLAMA)
         for name in options.settings.split(","):
             inside = folder / name
             inside.mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 from daemon import Host
@@ -29,29 +28,20 @@ def hybrid(folder: pathlib.Path) -> str:
     return write_model(folder / "hybrid", HYBRID)
 
 
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """What vLLM says alone. Equal to a list of tokens that begins with all those of it that are sure."""
+Alone = Callable[..., list[list[int]]]
 
-    tokens: list[int]
-    sure: int
-
-    def __eq__(self, said: object) -> bool:
-        return (
-            isinstance(said, list) and len(said) == len(self.tokens) and said[: self.sure] == self.tokens[: self.sure]
-        )
-
-
-Alone = Callable[..., list[Expected]]
+#: vLLM computes in another order with another batch, another block size, or a part of the prompt found, with Terrace
+#: and without. In float32 that moves logarithms of probability by 1e-5; tokens that win by more than this are sure.
+SURE = 1e-4
 
 
 @pytest.fixture(scope="session")
 def alone() -> Iterator[Alone]:
     """What vLLM says by itself: by model, one engine each with room for everything. Asked once for each prompt."""
     engines: dict[str, Engine] = {}
-    known: dict[tuple[str, int, tuple[int, ...]], Expected] = {}
+    known: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
 
-    def ask(model: str, prompts: list[list[int]], max_tokens: int = 8) -> list[Expected]:
+    def ask(model: str, prompts: list[list[int]], max_tokens: int = 8) -> list[list[int]]:
         names = [(model, max_tokens, tuple(prompt)) for prompt in prompts]
         new = [prompt for name, prompt in zip(names, prompts) if name not in known]
         if new:
@@ -59,11 +49,9 @@ def alone() -> Iterator[Alone]:
                 arguments = {"enable_prefix_caching": False, "block_size": 32}
                 engines[model] = Engine(Setup(model, arguments=arguments))
             said = engines[model].run(new, max_tokens)
-            for prompt, tokens, sure in zip(new, said.tokens, said.sure):
-                known[model, max_tokens, tuple(prompt)] = Expected(tokens, sure)
-        expected = [known[name] for name in names]
-        assert sum(one.sure for one in expected) >= 2 * len(expected), "these prompts would prove too little"
-        return expected
+            assert min(said.lead) > SURE, "rounding may decide a token of these prompts: take others"
+            known.update(zip([name for name in names if name not in known], said.tokens))
+        return [known[name] for name in names]
 
     yield ask
     for engine in engines.values():

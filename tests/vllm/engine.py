@@ -20,11 +20,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "connector" / "python"
 
 
-#: Two tokens whose logarithms of probability are nearer than this can change places by rounding: vLLM computes in
-#: another order with another batch, another block size, or a part of the prompt found, with Terrace and without.
-NEAR = 0.1
-
-
 @dataclass
 class Setup:
     """What an engine is started with."""
@@ -50,8 +45,8 @@ class Round:
     tokens: list[list[int]]
     #: Prompt tokens of each request that were not computed.
     cached: list[int]
-    #: How many of the leading tokens rounding could not have decided.
-    sure: list[int]
+    #: By how much the logarithm of probability of each answer's tokens was ahead of the next best one's, at least.
+    lead: list[float]
 
 
 class Engine:
@@ -127,6 +122,8 @@ class Engine:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        if self._answers.closed:
+            return
         if kind is None:
             self.close()
         else:
@@ -157,6 +154,8 @@ class _Child:
 
         arguments: dict[str, Any] = {
             "model": setup.model,
+            # vLLM would take bfloat16 for a model of float32, and greedy tokens would then differ from batch to batch.
+            "dtype": "float32",
             "skip_tokenizer_init": True,
             "enforce_eager": True,
             "max_model_len": 4096,
@@ -199,7 +198,7 @@ class _Child:
         return {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "cached": [output.num_cached_tokens or 0 for output in outputs],
-            "sure": [_sure(output.outputs[0].logprobs) for output in outputs],
+            "lead": [_lead(output.outputs[0].logprobs) for output in outputs],
         }
 
     def forget(self, external: bool) -> Any:
@@ -244,13 +243,10 @@ class _Child:
         return core.engine_core.scheduler.connector.connector_scheduler.manager
 
 
-def _sure(steps: Any) -> int:
-    """The tokens before the first that won by less than `NEAR`."""
-    for at, step in enumerate(steps):
-        best, second = sorted((entry.logprob for entry in step.values()), reverse=True)[:2]
-        if best - second < NEAR:
-            return at
-    return len(steps)
+def _lead(steps: Any) -> float:
+    """By how much the chosen tokens were ahead, at least."""
+    best_two = [sorted((entry.logprob for entry in step.values()), reverse=True)[:2] for step in steps]
+    return min(best - second for best, second in best_two)
 
 
 def _main(setup: Setup, out: Any) -> None:

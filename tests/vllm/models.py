@@ -2,7 +2,7 @@
 
 vLLM's own dummy weights will not do: they are so small that a model with them looks at nothing but its last tokens,
 and says the same whatever lies in its KV cache. `test_end_to_end.py` checks that these here do not. Float32, so that
-rounding never decides between two tokens.
+rounding does not decide between two tokens.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from models import LLAMA, prompts, write_model
 from tier_daemon import Daemon
-from tier_engine import Engine, Round, Setup, make_model, prompts
+from tier_engine import Engine, Round, Setup
 
 TOKENS_PER_BLOCK = 32
-#: 32 tokens, 4 layers, keys and values of 2 heads of 64, 2 bytes each.
-BLOCK_BYTES = TOKENS_PER_BLOCK * 4 * 2 * 2 * 64 * 2
+#: 32 tokens, 4 layers, keys and values of 2 heads of 64, 4 bytes each.
+BLOCK_BYTES = TOKENS_PER_BLOCK * 4 * 2 * 2 * 64 * 4
 TOKENS = 500
 #: What can be found again of a prompt: whole blocks, and the last token is always computed.
 FOUND = (TOKENS - 1) // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
@@ -32,7 +33,7 @@ PROMPTS = prompts(11, 6, TOKENS)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_model(tmp_path_factory.mktemp("model"))
+    return write_model(tmp_path_factory.mktemp("model"), LLAMA)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import random
 import signal
 import subprocess
 import sys
@@ -20,25 +19,6 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "connector" / "python"
-
-#: A small Llama; its weights are vLLM's dummy ones, the same in each run.
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 32000,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 #: What a scheduler calls on its connector, in the order of a step.
 SCHEDULER_CALLS = (
@@ -86,20 +66,6 @@ class Round:
     steps: int = 0
     #: Call -> (times called, wall seconds, CPU seconds of the calling thread).
     calls: dict[str, tuple[int, float, float]] = field(default_factory=dict)
-
-
-def make_model(folder: pathlib.Path) -> str:
-    """Writes the model's configuration."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    return str(folder)
-
-
-def prompts(seed: int, count: int, tokens: int, shared: int = 0) -> list[list[int]]:
-    """Prompts of random tokens; the first `shared` of each are the same."""
-    draw = random.Random(seed)
-    head = [draw.randrange(10, 31000) for _ in range(shared)]
-    return [head + [draw.randrange(10, 31000) for _ in range(tokens - shared)] for _ in range(count)]
 
 
 class Engine:
@@ -176,6 +142,8 @@ class Engine:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        if self._answers.closed:
+            return
         if kind is None:
             self.close()
         else:
@@ -243,7 +211,8 @@ def _child(setup: Setup, out: Any) -> None:
         )
     llm = LLM(
         model=setup.model,
-        load_format="dummy",
+        # vLLM would take bfloat16 for a model of float32, and greedy tokens would then differ from batch to batch.
+        dtype="float32",
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=setup.max_model_len,

@@ -30,7 +30,7 @@ impl TieringOffloadingManager {
 
     fn expected_readers(&self) -> Vec<u32> {
         let mut readers = vec![0; self.blocks as usize];
-        let loads = self.loading.iter().flat_map(|(slot, count)| std::iter::repeat_n(*slot, *count as usize));
+        let loads = self.loading.iter().flat_map(|(slot, count)| std::iter::repeat_n(slot, count as usize));
         let holds = self.requests.values().flat_map(|request| request.holds.iter().copied());
         let cascades = self.tiers.iter().flat_map(|tier| tier.stores.values().flat_map(StoreRun::undone));
         for slot in loads.chain(holds).chain(cascades).chain(self.pins.slots()) {

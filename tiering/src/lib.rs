@@ -14,6 +14,7 @@ mod events;
 mod hold;
 mod id_map;
 mod load;
+mod loading;
 mod locate;
 mod lookup;
 mod manager;

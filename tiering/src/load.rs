@@ -44,7 +44,7 @@ impl TieringOffloadingManager {
             return Err(error);
         }
         for slot in &slots[first..] {
-            *self.loading.entry(*slot).or_insert(0) += 1;
+            self.loading.add(*slot);
         }
         self.load_begins(id, &slots[first..]);
         Ok(())
@@ -94,10 +94,8 @@ impl TieringOffloadingManager {
     }
 
     pub(crate) fn end_load(&mut self, slot: SlotId) -> bool {
-        let Some(loads) = self.loading.get_mut(&slot) else { return false };
-        *loads -= 1;
-        if *loads == 0 {
-            self.loading.remove(&slot);
+        if !self.loading.remove(slot) {
+            return false;
         }
         self.primary.release(slot);
         if self.resetting && self.primary.state(slot) == (BlockState::Ready { readers: 0 }) {

@@ -111,7 +111,7 @@ impl TieringOffloadingManager {
                     return if budget.frees_soon && scope.below { Located::Retry } else { Located::Miss };
                 }
                 budget.left -= 1;
-                *self.loading.entry(slot).or_insert(0) += 1;
+                self.loading.add(slot);
                 hit
             }
             Class::Writing => Located::Pending,
@@ -186,7 +186,7 @@ impl TieringOffloadingManager {
         slots.clear();
         let mut failed = None;
         self.primary.find_batch(keys, |at, found| match found {
-            Some((slot, BlockState::Ready { .. })) if self.loading.contains_key(&slot) => {
+            Some((slot, BlockState::Ready { .. })) if self.loading.contains(slot) => {
                 slots.push(slot);
                 ControlFlow::Continue(())
             }

@@ -12,6 +12,7 @@ use crate::error::TieringError;
 use crate::events::{Event, EventQueue};
 use crate::hold::Holds;
 use crate::id_map::IdMap;
+use crate::loading::Loading;
 use crate::metrics::CallTimes;
 use crate::pin::Pins;
 use crate::request::{Request, RequestContext, RequestId, RequestSummary, Requests};
@@ -43,7 +44,7 @@ pub struct TieringOffloadingManager {
     /// Slots that promotions fill (*writing*), queued or running.
     pub(crate) promoting: IdMap<SlotId, ()>,
     /// Readers that running engine loads hold, by slot.
-    pub(crate) loading: IdMap<SlotId, u32>,
+    pub(crate) loading: Loading,
     /// Slots that the engine fills (*writing*).
     pub(crate) storing: u32,
     pub(crate) holds: Holds,
@@ -118,7 +119,7 @@ impl TieringOffloadingManager {
             blocks,
             requests: Requests::default(),
             promoting: IdMap::default(),
-            loading: IdMap::default(),
+            loading: Loading::new(blocks),
             storing: 0,
             holds: Holds::default(),
             pins: Pins::default(),

@@ -1,7 +1,7 @@
 //! Bodies as MessagePack: a struct is an array of its fields in order.
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize as _, Serialize};
 
 use super::error::ProtocolError;
 
@@ -11,12 +11,16 @@ pub fn encode<T: Serialize>(message: &T, out: &mut Vec<u8>) -> Result<(), Protoc
         .map_err(|error| ProtocolError::Body { what: std::any::type_name::<T>(), why: error.to_string() })
 }
 
-/// The message in `body`, all of it. What is announced in it is not allocated before it is there.
+/// The message in `body`, all of it. Lengths are checked against what is there before anything is allocated for them.
 pub fn decode<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ProtocolError> {
     let refuse = |why: String| ProtocolError::Body { what, why };
-    let mut rest = body;
-    let mut deserializer = rmp_serde::Deserializer::new(&mut rest);
+    // From a slice: strings of bytes are copied once.
+    let mut deserializer = rmp_serde::Deserializer::from_read_ref(body);
     deserializer.set_max_depth(16);
     let message = T::deserialize(&mut deserializer).map_err(|error| refuse(error.to_string()))?;
-    if rest.is_empty() { Ok(message) } else { Err(refuse(format!("{} bytes follow it", rest.len()))) }
+    match IgnoredAny::deserialize(&mut deserializer) {
+        // Not even a marker is left.
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(message),
+        _ => Err(refuse("bytes follow it".to_owned())),
+    }
 }

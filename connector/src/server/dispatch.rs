@@ -116,6 +116,15 @@ impl Pool {
         Err(Refusal::limit(format!("{got} keys in one message, at most {most} are taken: split it")))
     }
 
+    /// Refuses a list that is longer than what a session may have of these.
+    pub fn check_length(&mut self, what: &str, got: usize, most: u32, limit: Limit) -> Result<(), Refusal> {
+        if got <= most as usize {
+            return Ok(());
+        }
+        self.counts.refuse(limit);
+        Err(Refusal::limit(format!("{got} {what} in one message: a session has {most} at most, so split the list")))
+    }
+
     /// Refuses another job or lease beyond the bound.
     pub fn check_load(&mut self, id: SessionId) -> Result<(), Refusal> {
         let most = self.limits.jobs;

@@ -123,6 +123,20 @@ impl Leases {
         }
     }
 
+    /// Nothing of them will be loaded any more: only the readers are kept, until they are let go.
+    pub fn keep_readers(&mut self) {
+        self.keys = 0;
+        self.by_name.retain(|_, lease| {
+            for query in &mut lease.queries {
+                query.keys = Vec::new();
+                query.held.retain(Option::is_some);
+                query.held.shrink_to_fit();
+            }
+            lease.queries.retain(|query| !query.held.is_empty());
+            !lease.queries.is_empty()
+        });
+    }
+
     /// All of them, oldest first.
     pub fn take_all(&mut self) -> BTreeMap<u64, Lease> {
         self.keys = 0;

@@ -100,6 +100,7 @@ impl Pool {
             store_workers: hello.store_workers,
             load_workers: hello.load_workers,
             connection: new.connection.take(),
+            process: new.peer.pidfd.is_some().then_some(new.peer.pid),
             pidfd: new.peer.pidfd.take(),
             closed_at: None,
             strikes: 0,
@@ -240,8 +241,24 @@ impl Pool {
         if is_tier {
             self.close_rows(id);
         }
-        if !self.may_copy(id) {
+        self.forget_wishes(id);
+        if self.may_copy(id) {
+            self.behind.lose(id);
+        } else {
             self.end_session(id);
+        }
+    }
+
+    /// What nobody copies to or from ends with the connection: requests, pins, and leases without readers.
+    fn forget_wishes(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.leases.keep_readers();
+        session.pinned_keys = 0;
+        for pins in std::mem::take(&mut session.pins) {
+            self.manager.unpin(pins.id, &pins.keys);
+        }
+        for open in std::mem::take(&mut session.requests).into_values() {
+            self.manager.finish_request(open.id);
         }
     }
 
@@ -319,6 +336,7 @@ impl Pool {
         if self.engines.get(name).is_some_and(|engine| engine.sessions == 0) {
             self.engines.remove(name);
         }
+        self.leave_behind(id, &session);
         self.counts.session(session.role, -1);
         self.counts.engines = self.engines.len() as u64;
         self.open.remove();
@@ -351,3 +369,6 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -70,9 +70,8 @@ impl Pool {
             return Ok(());
         }
         let open = self.open_request(call.id, message.request, TierFilter(message.tiers))?;
-        let session = self.session(call.id)?;
-        let used = session.slots;
-        let room = self.limits.slots.saturating_sub(used);
+        let room = self.room(call.id);
+        let used = self.session(call.id)?.slots;
         // What the session holds now ends with its steps and loads.
         let mut budget = ReaderBudget { left: room, frees_soon: used > 0 };
         let mut lease = Lease { id: open.id, queries: Vec::with_capacity(message.queries.len()) };

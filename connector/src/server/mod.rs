@@ -33,6 +33,7 @@ mod pools;
 mod refusal;
 mod rows;
 mod session;
+mod share;
 mod stats;
 mod step;
 mod store;

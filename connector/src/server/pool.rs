@@ -18,6 +18,7 @@ use super::poller::{Poller, Ready};
 use super::refusal::Refusal;
 use super::rows::Rows;
 use super::session::{Session, SessionId};
+use super::share::Behind;
 use super::wake::Wake;
 use crate::metrics::PoolPublisher;
 use crate::protocol::{JobOutcome, Kind, TierInfo, WireLimits};
@@ -51,6 +52,7 @@ pub(super) struct Pool {
     pub poller: Poller,
     pub sessions: BTreeMap<SessionId, Session>,
     pub engines: HashMap<String, Engine>,
+    pub behind: Behind,
     pub events: EventLog,
     pub counts: PoolCounts,
     pub published: PoolPublisher,
@@ -140,6 +142,7 @@ impl Pool {
             poller,
             sessions: BTreeMap::new(),
             engines: HashMap::new(),
+            behind: Behind::default(),
             events: EventLog::new(config.limits.events),
             counts: PoolCounts::default(),
             published: PoolPublisher::new(&digest),
@@ -386,6 +389,8 @@ impl Pool {
             session.jobs = session.jobs.saturating_sub(1);
             session.slots = session.slots.saturating_sub(count(job.keys.len()));
             session.outcomes.push(JobOutcome { job: name, ok: job.ok });
+        } else {
+            self.behind.release(job.session, count(job.keys.len()));
         }
     }
 }

@@ -67,6 +67,11 @@ impl Rows {
         self.jobs.is_empty()
     }
 
+    /// Slots that threads copy to or from for a session.
+    pub fn copying(&self, session: SessionId) -> u32 {
+        self.jobs.values().filter(|job| job.session == session).fold(0, |sum, job| sum.saturating_add(job.copying))
+    }
+
     fn send(&mut self, piece: Piece) -> std::io::Result<()> {
         let copier = match &mut self.copier {
             Some(copier) => copier,
@@ -88,7 +93,7 @@ impl Pool {
     pub fn store_rows(&mut self, call: Call, message: &StoreRows) -> Result<(), Refusal> {
         let mut job =
             self.row_job(call.id, Direction::Store, (message.request, message.job), &message.keys, &message.rows)?;
-        let room = self.room(call.id)?;
+        let room = self.room(call.id) as usize;
         if job.keys.len() > room {
             self.counts.refuse(Limit::Slots);
         }
@@ -179,11 +184,6 @@ impl Pool {
         })
     }
 
-    fn room(&mut self, id: SessionId) -> Result<usize, Refusal> {
-        let most = self.limits.slots;
-        Ok(most.saturating_sub(self.session(id)?.slots) as usize)
-    }
-
     fn start_rows(&mut self, call: Call, job: RowJob, blocks: Vec<(u32, SlotId, u32)>) {
         let number = self.rows.next;
         self.rows.next += 1;
@@ -255,6 +255,8 @@ impl Pool {
         job.copying = job.copying.saturating_sub(blocks);
         if let Some(session) = self.sessions.get_mut(&job.session) {
             session.slots = session.slots.saturating_sub(blocks);
+        } else {
+            self.behind.release(job.session, blocks);
         }
     }
 
@@ -303,8 +305,7 @@ impl Pool {
         let (id, session, awaited) = (job.id, job.session, job.awaited.clone());
         let place = |at: &u32| job.keys.get(*at as usize).copied();
         let keys: Vec<Key> = awaited.iter().filter_map(place).collect();
-        let used = self.sessions.get(&session).map_or(0, |session| session.slots);
-        let room = self.limits.slots.saturating_sub(used);
+        let room = self.room(session);
         if room == 0 {
             // Nothing of it can be held now; others' blocks go on.
             return;
@@ -328,7 +329,7 @@ impl Pool {
                 Located::Found { .. } => wanted.push((*at, *key)),
                 Located::Pending | Located::Retry => still.push(*at),
                 // Out of readers for now; it is there.
-                Located::Miss if left == 0 && self.is_ready(key) => still.push(*at),
+                Located::Miss if budget.left == 0 && self.is_ready(key) => still.push(*at),
                 Located::Miss => {}
             }
         }

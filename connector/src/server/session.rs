@@ -67,6 +67,8 @@ pub(super) struct Session {
     /// `None`: closed, and kept for what may still be copied to or from.
     pub connection: Option<Connection>,
     pub pidfd: Option<OwnedFd>,
+    /// Its number, where its end is told. Numbers that nobody watches may be used again.
+    pub process: Option<i32>,
     /// When its connection ended.
     pub closed_at: Option<Time>,
     pub strikes: u32,

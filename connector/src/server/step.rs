@@ -33,6 +33,10 @@ impl Pool {
         if message.want & !(WANT_EVENTS | WANT_STATS) != 0 {
             return Err(Refusal::invalid(format!("want {:#x}: only bits 1 and 2 are known here", message.want)));
         }
+        let limits = self.limits;
+        self.check_length("leases", message.leases.len(), limits.jobs, Limit::Jobs)?;
+        self.check_length("ended jobs", message.completed.len(), limits.jobs, Limit::Jobs)?;
+        self.check_length("ended requests", message.finished.len(), limits.requests, Limit::Requests)?;
         let endings = self.endings(call.id, &message.leases)?;
         for completed in &message.completed {
             self.completed(call.id, completed.job, completed.ok);

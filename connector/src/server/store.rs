@@ -50,9 +50,9 @@ impl Pool {
             return Ok(());
         }
         let open = self.open_request(call.id, message.request, TierFilter::ALL)?;
+        let room = self.room(call.id) as usize;
         let session = self.session(call.id)?;
-        let (used, engine, left) = (session.slots, session.engine.clone(), Reporters::new(session.store_workers));
-        let room = self.limits.slots.saturating_sub(used) as usize;
+        let (engine, left) = (session.engine.clone(), Reporters::new(session.store_workers));
         if keys.len() > room {
             self.counts.refuse(Limit::Slots);
             if room == 0 || !message.allow_partial {
@@ -94,6 +94,7 @@ impl Pool {
     /// [`Complete`]: what a worker has copied, or failed to.
     pub fn complete(&mut self, call: Call, message: &Complete) -> Result<(), Refusal> {
         let (now, most) = (self.clock.now(), self.limits.jobs as usize);
+        self.check_length("reports", message.jobs.len(), self.limits.jobs, Limit::Jobs)?;
         let session = self.session(call.id)?;
         let (engine_name, rank) = (session.engine.clone(), session.rank);
         for completed in &message.jobs {
