@@ -85,6 +85,11 @@ class Engine:
         """What came of the round."""
         return Round(**self._read(timeout_s))
 
+    @property
+    def answered(self) -> bool:
+        """Whether the round has ended."""
+        return bool(select.select([self._answers], [], [], 0)[0])
+
     def run(
         self, prompts: list[list[int]], max_tokens: int = 8, transfer: list[dict[str, Any] | None] | None = None
     ) -> Round:

@@ -6,9 +6,9 @@ so tests share them.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,8 +26,9 @@ TOKENS = 700
 FOUND = (TOKENS - 1) // BLOCK * BLOCK
 #: The pool holds one prompt of 700 tokens, and a little more.
 SMALL: dict[str, Any] = {"block_size": BLOCK, "num_gpu_blocks_override": 40, "max_model_len": 1024}
-#: Tokens of an answer that takes its time.
+#: Tokens of an answer that takes its time, and of one that takes seconds.
 WORDS = 20
+MANY_WORDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +99,11 @@ def test_a_shared_head_is_found_and_the_rest_computed(engine: Engine, llama: str
 def test_a_pool_too_small_preempts(engine: Engine, llama: str, alone: Alone) -> None:
     # Two of these fill the pool, and outgrow it with the first words.
     asked = prompts(13, 4, 638)
+    before = engine.ask("metrics")["vllm:num_preemptions"]
     for _ in range(2):
         said = engine.run(asked, WORDS)
         assert said.tokens == alone(llama, asked, WORDS)
+    assert engine.ask("metrics")["vllm:num_preemptions"] > before
 
 
 def test_a_load_that_fails_is_computed_again(engine: Engine, llama: str, alone: Alone) -> None:
@@ -184,13 +187,14 @@ def test_a_stopped_daemon_is_waited_for_within_the_budget(engine: Engine, host: 
 def test_a_daemon_stopped_in_mid_run(engine: Engine, host: Host, llama: str, alone: Alone) -> None:
     asked = prompts(18, 6, TOKENS)
     store(engine, asked[:2])
-    engine.send(asked, WORDS)
+    engine.send(asked, MANY_WORDS)
     for _ in range(4):
-        time.sleep(0.3)
+        time.sleep(0.2)
         host.send(signal.SIGSTOP)
         time.sleep(0.3)
         host.send(signal.SIGCONT)
-    assert engine.receive().tokens == alone(llama, asked, WORDS)
+    assert not engine.answered, "the daemon was to be stopped while the engine works"
+    assert engine.receive().tokens == alone(llama, asked, MANY_WORDS)
 
 
 def test_a_fresh_engine_on_a_warm_daemon_and_two_engines_at_once(
@@ -216,7 +220,8 @@ def test_a_fresh_engine_on_a_warm_daemon_and_two_engines_at_once(
         assert fresh.ask("forget", external=False)
         # Killed in the middle of its work: the other engine does not notice.
         fresh.send(prompts(21, 4, TOKENS), 50)
-        time.sleep(1.0)
+        time.sleep(0.5)
+        assert not fresh.answered
         fresh.kill()
         said = engine.run(shared)
         assert said.tokens == alone(llama, shared)
@@ -241,21 +246,13 @@ def test_a_daemon_killed_and_restarted_in_mid_generation(engine: Engine, host: H
     asked = prompts(22, 6, TOKENS)
     store(engine, asked)
     time.sleep(1.0)  # What was stored reaches the files.
-    engine.send(asked, WORDS)
-    ended = threading.Event()
-
-    def restart() -> None:
-        time.sleep(0.7)
-        host.kill()
-        time.sleep(0.5)
-        host.start()
-        ended.set()
-
-    thread = threading.Thread(target=restart)
-    thread.start()
-    assert engine.receive().tokens == alone(llama, asked, WORDS)
-    thread.join()
-    assert ended.is_set()
+    engine.send(asked, MANY_WORDS)
+    time.sleep(0.5)
+    host.kill()
+    time.sleep(0.5)
+    host.start()
+    assert not engine.answered, "the daemon was to come back while the engine works"
+    assert engine.receive().tokens == alone(llama, asked, MANY_WORDS)
     # The engine finds the new daemon by itself, and the daemon its files.
     assert engine.ask("ready")
     assert engine.ask("forget", external=False)
@@ -316,21 +313,22 @@ def test_windows_beside_full_attention(host: Host, hybrid: str, alone: Alone) ->
         warm = engine.run(asked, WORDS)
     assert cold.tokens == alone(hybrid, asked, WORDS)
     assert warm.tokens == alone(hybrid, asked, WORDS)
-    assert min(warm.cached) >= FOUND // 2
+    assert warm.cached == [FOUND] * 3
 
 
 def test_two_ranks_write_their_parts_of_a_slot(host: Host, llama: str, alone: Alone) -> None:
     asked = prompts(33, 2, TOKENS)
+    cores = sorted(os.sched_getaffinity(0))[:2]
     setup = Setup(
         llama,
         host.socket,
         arguments=SMALL | {"tensor_parallel_size": 2},
         processes=True,
         # One core for each rank: vLLM wants a NUMA node for each otherwise.
-        environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+        environment={"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"},
     )
     with Engine(setup) as engine:
-        warm = run_when_attached(engine, prompts(34, 1, BLOCK))
+        run_when_attached(engine, prompts(34, 1, BLOCK))
         cold = engine.run(asked)
         settle(engine)
         assert engine.ask("forget", external=False)

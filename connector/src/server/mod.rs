@@ -37,6 +37,8 @@ mod share;
 mod stats;
 mod step;
 mod store;
+#[cfg(test)]
+mod testing;
 mod wake;
 
 pub use error::ServerError;

@@ -381,3 +381,6 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ use terrace_connector::protocol::{
 
 /// Any body.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a test makes a few at a time")]
 pub enum Message {
     Empty,
     Hello(Hello),
