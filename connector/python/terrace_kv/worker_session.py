@@ -52,6 +52,7 @@ class WorkerSession:
         # Copies that began: job -> the connection they belong to, 0 for one whose daemon is gone.
         self._copying: dict[int, int] = {}
         self._reports: list[CompletedJob] = []
+        self._most_reports = _REPORTS
         self._sequence = itertools.count(1)
         self._link = Link(options, "worker", self._sequence, self._counters, owner=self)
         self._link.start()
@@ -172,6 +173,7 @@ class WorkerSession:
             elif old is not None and old.region != mapping.region:
                 self._older.append((time.monotonic() + KEEP_MAPPING_S, old))
             self._mapping = mapping
+            self._most_reports = min(_REPORTS, attached.reply.limits.jobs)
             self._connection = attached.connection
             self._epoch = attached.epoch
             self._accept_from_ns = time.monotonic_ns()
@@ -231,7 +233,7 @@ class WorkerSession:
         connection = self._connection
         try:
             while connection is not None and self._reports and not connection.pending_bytes:
-                part = self._reports[:_REPORTS]
+                part = self._reports[: self._most_reports]
                 connection.send(Kind.COMPLETE, ONE_WAY, next(self._sequence), Complete(part))
                 del self._reports[: len(part)]
         except Overflow:
