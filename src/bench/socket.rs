@@ -24,6 +24,8 @@ const PREFIX: u64 = 1_000;
 const STORE: u64 = 64;
 /// Rounds timed.
 const ROUNDS: u64 = 2_000;
+/// Rest before each call of an idle engine: long enough that the processor sleeps, as between the steps of a model.
+const REST: Duration = Duration::from_millis(1);
 /// Rounds before, so that both sides are warm.
 const WARM_UP: u64 = 200;
 /// Rounds between two uses of the prefix.
@@ -119,8 +121,14 @@ struct Side {
 }
 
 /// One round of an engine on any manager: looks a prefix up, stores some blocks. `from` numbers the blocks stored:
-/// each is new.
-fn round<M: ManagerPort>(manager: &mut M, prefix: &[Key], from: u64, side: Option<&mut Side>) -> anyhow::Result<()> {
+/// each is new. `rest` is slept before each call.
+fn round<M: ManagerPort>(
+    manager: &mut M,
+    prefix: &[Key],
+    from: u64,
+    side: Option<&mut Side>,
+    rest: Duration,
+) -> anyhow::Result<()> {
     let (id, job) = (RequestId(from), JobId(from));
     let stored = keys(from..from + STORE)?;
     manager.begin_request(RequestContext { id, tiers: TierFilter::ALL })?;
@@ -131,6 +139,7 @@ fn round<M: ManagerPort>(manager: &mut M, prefix: &[Key], from: u64, side: Optio
 
     // The keys are made by the connector for either side.
     let queries = vec![PortQuery { prefix_only: true, keys: prefix.to_vec() }];
+    thread::sleep(rest);
     let start = Instant::now();
     if M::BATCHES_LOOKUPS {
         manager.prepare_lookup(id, queries)?;
@@ -139,6 +148,7 @@ fn round<M: ManagerPort>(manager: &mut M, prefix: &[Key], from: u64, side: Optio
     side.lookup.add(start);
     anyhow::ensure!(answers.iter().all(|answer| *answer == Lookup::Hit), "a resident key was not found");
 
+    thread::sleep(rest);
     let start = Instant::now();
     let room = manager.prepare_store(id, job, &stored, &mut plan)?;
     side.store.add(start);
@@ -175,18 +185,19 @@ fn fill<M: ManagerPort>(manager: &mut M, prefix: &[Key]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure(remote: &mut RemoteManager, prefix: &[Key], from: u64) -> anyhow::Result<Side> {
+fn measure(remote: &mut RemoteManager, prefix: &[Key], from: u64, rest: Duration) -> anyhow::Result<Side> {
     let mut side = Side::default();
     for number in 0..WARM_UP + ROUNDS {
         let warm = number >= WARM_UP;
         for timed in [false, true] {
+            thread::sleep(rest);
             let took = remote.session_mut().ping().context("the daemon did not answer a ping")?;
             // The first one waits for what was sent before without waiting.
             if warm && timed {
                 side.empty.0.push(took.as_secs_f64() * 1e6);
             }
         }
-        round(remote, prefix, from + number * STORE, warm.then_some(&mut side))?;
+        round(remote, prefix, from + number * STORE, warm.then_some(&mut side), rest)?;
     }
     anyhow::ensure!(remote.counters().timeouts == 0, "calls were cut short: nothing was measured");
     Ok(side)
@@ -203,7 +214,7 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
     let mut in_process = Side::default();
     for number in 0..WARM_UP + ROUNDS {
         let side = (number >= WARM_UP).then_some(&mut in_process);
-        round(&mut local, &prefix, (1 << 40) + number * STORE, side)?;
+        round(&mut local, &prefix, (1 << 40) + number * STORE, side, Duration::ZERO)?;
     }
     drop(local);
 
@@ -211,7 +222,9 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
     let daemon = Daemon::start()?;
     let mut remote = daemon.connect()?;
     fill(&mut remote, &prefix)?;
-    let idle = measure(&mut remote, &prefix, 1 << 40)?;
+    let awake = measure(&mut remote, &prefix, 1 << 40, Duration::ZERO)?;
+    progress(format_args!("over the socket, at rest between calls"));
+    let idle = measure(&mut remote, &prefix, 1 << 42, REST)?;
 
     progress(format_args!("over the socket, beside a second client"));
     let mut other = daemon.connect()?;
@@ -220,19 +233,19 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
         let hammer = scope.spawn(|| {
             let mut number = 0;
             while !stop.load(Ordering::Relaxed) {
-                round(&mut other, &prefix, (1 << 50) + number * STORE, None)?;
+                round(&mut other, &prefix, (1 << 50) + number * STORE, None, Duration::ZERO)?;
                 number += 1;
             }
             anyhow::Ok(number)
         });
-        let loaded = measure(&mut remote, &prefix, 1 << 45);
+        let loaded = measure(&mut remote, &prefix, 1 << 45, Duration::ZERO);
         stop.store(true, Ordering::Relaxed);
         let hammered = hammer.join().map_err(|_| anyhow::anyhow!("the second client panicked"))??;
         anyhow::ensure!(hammered > 0, "the second client did nothing");
         loaded
     })?;
 
-    for (when, mut side) in [("idle", idle), ("under load", loaded)] {
+    for (when, mut side) in [("idle", idle), ("awake", awake), ("under load", loaded)] {
         let empty = side.empty.share(0.5);
         outcome.add(format!("empty round trip p50, {when}"), empty, "us", 0.0, "-");
         outcome.add(format!("empty round trip p99, {when}"), side.empty.share(0.99), "us", 0.0, "-");

@@ -7,7 +7,7 @@ use terrace_primary::{BlockState, Key, SlotId};
 
 use crate::classify::{Class, KEYS_AT_ONCE, Scope};
 use crate::error::TieringError;
-use crate::lookup::Lookup;
+use crate::lookup::{Lookup, Shortage};
 use crate::manager::TieringOffloadingManager;
 use crate::request::RequestId;
 
@@ -134,7 +134,8 @@ impl TieringOffloadingManager {
     }
 
     /// A request waits for `keys`, which `locate` found: what lies in a tier is brought as far as there is room, the leading keys first, and what is there
-    /// is held for it, as by `lookup`. `out` gets one answer for each key; `Miss`: it will not come. The request's
+    /// is held for it, as by `lookup`. Where other requests have taken the room that this one's blocks would fit into, they are `Retry` and nothing is brought or
+    /// held yet. `out` gets one answer for each key; `Miss`: it will not come. The request's
     /// wait begins, and ends `deadlines.lookup` later with misses.
     pub fn wait_for(&mut self, id: RequestId, keys: &[Key], out: &mut Vec<Lookup>) -> Result<(), TieringError> {
         self.check_call(id, keys.len())?;
@@ -147,7 +148,23 @@ impl TieringOffloadingManager {
         let counted = (self.counts.hits, self.counts.pending, self.counts.retries, self.counts.misses);
         let mut classes = std::mem::take(&mut self.scratch.classes);
         classes.clear();
-        self.lookup_each(id, keys, waiting, &mut classes, out);
+        let scope = self.scope(id, waiting);
+        classes.resize(keys.len(), Class::Absent);
+        for (keys, classes) in keys.chunks(KEYS_AT_ONCE).zip(classes.chunks_mut(KEYS_AT_ONCE)) {
+            self.classify(keys, classes, scope);
+        }
+        let wanted = classes.iter().filter(|class| matches!(class, Class::Tier(_))).count();
+        if self.stands_in_line(wanted, scope) {
+            self.counts.promotions_deferred += wanted as u64;
+            out.extend(classes.iter().map(|class| match class {
+                Class::Ready(_) => Lookup::Hit,
+                Class::Writing => Lookup::Pending,
+                Class::Tier(_) | Class::Unknown => Lookup::Retry,
+                Class::Absent => Lookup::Miss,
+            }));
+        } else {
+            self.answer(id, keys, &classes, 0..keys.len(), Shortage::PromoteLeading, scope, out);
+        }
         // Also if all of it has landed since `locate`: the request will not see that before its next lookup, and is held for until then.
         let now = self.now();
         if let Some(request) = self.requests.get_mut(&id) {
@@ -165,6 +182,15 @@ impl TieringOffloadingManager {
         // `locate` has counted these keys.
         (self.counts.hits, self.counts.pending, self.counts.retries, self.counts.misses) = counted;
         Ok(())
+    }
+
+    /// Whether a request should wait for room that others' promotions and holds have taken: they end soon. All of its blocks come then, or none: two
+    /// requests with half of theirs each would wait for one another.
+    fn stands_in_line(&self, wanted: usize, scope: Scope) -> bool {
+        scope.below
+            && wanted > self.promotion_room()
+            && wanted <= self.shares.promotion as usize
+            && self.promotion_use() > 0
     }
 
     /// Ends one reader on each of `slots` that `locate` took and no load needs: as `complete_load`, by slot. What is not being loaded is

@@ -50,7 +50,7 @@ pub enum LookupMode {
 
 /// What to do when not all blocks that lie in a tier can be promoted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shortage {
+pub(crate) enum Shortage {
     /// The leading ones are; the first that is not ends the prefix.
     EndPrefix,
     /// None is: a part of a window is of no use.
@@ -184,7 +184,7 @@ impl TieringOffloadingManager {
         self.answer(id, keys, classes, run, Shortage::PromoteNone, scope, out);
     }
 
-    pub(crate) fn lookup_each(
+    fn lookup_each(
         &mut self,
         id: RequestId,
         keys: &[Key],
@@ -213,7 +213,7 @@ impl TieringOffloadingManager {
 
     /// Answers: `Miss` outside of `run`; inside, what lies in a tier is promoted as far as there is room.
     #[allow(clippy::too_many_arguments, reason = "the parts of one lookup, each already decided")]
-    fn answer(
+    pub(crate) fn answer(
         &mut self,
         id: RequestId,
         keys: &[Key],

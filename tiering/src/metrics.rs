@@ -46,6 +46,11 @@ pub static TABLE: Table<Stats> = Table {
                 ("no_hold", |stats| stats.holds_refused),
             ],
         ),
+        Family::one(
+            "terrace_promotions_deferred_total",
+            "Blocks found in a tier whose promotion waits for room that others' promotions have taken; each time they are asked for.",
+            |stats| stats.promotions_deferred,
+        ),
         Family::by(HITS, HITS_HELP, "tier", &[("primary", |stats| stats.loaded_primary)]),
         Family::by(
             "terrace_stores_total",

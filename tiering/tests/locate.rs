@@ -340,9 +340,26 @@ fn what_does_not_fit_is_refused_and_the_leading_keys_come() {
     assert_eq!(stack.stats().promotions_refused, 4);
     let other = stack.begin(2);
     assert_eq!(ask(&mut stack, other, &keys(0..8)), "PPPPFFFF", "on their way for both");
-    assert_eq!(wait(&mut stack, other, &keys(4..8)), "....");
+    assert_eq!(wait(&mut stack, other, &keys(4..8)), "RRRR", "they fit as soon as the first request is done");
     stack.end_step();
     assert_eq!((stack.desk(0).loads.len(), stack.manager.primary().writing()), (1, 4));
+    assert_eq!((stack.stats().promotions_refused, stack.stats().promotions_deferred), (4, 4));
+    stack.manager.finish_request(id);
+    stack.desk(0).loads_done(0, Ok(7));
+    stack.end_step();
+    assert_eq!(wait(&mut stack, other, &keys(4..8)), "PPPP");
+}
+
+#[test]
+fn standing_in_line_ends_at_the_deadline() {
+    let mut stack = Stack::new(8, 1);
+    stack.desk(0).hold(&keys(0..8));
+    let (first, second) = (stack.begin(1), stack.begin(2));
+    assert_eq!(wait(&mut stack, first, &keys(0..4)), "PPPP");
+    assert_eq!(wait(&mut stack, second, &keys(4..8)), "RRRR");
+    stack.end_step();
+    stack.clock.advance(config(8).deadlines.lookup);
+    assert_eq!(ask(&mut stack, second, &keys(4..8)), "....");
 }
 
 #[test]

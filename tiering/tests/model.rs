@@ -652,8 +652,8 @@ impl World {
         for id in std::mem::take(&mut self.requests).into_keys() {
             self.manager.finish_request(id).expect("open");
         }
-        // Hung jobs are not waited for beyond their deadlines.
-        for _ in 0..12 {
+        // Hung jobs are not waited for beyond their deadlines; what is queued behind them has its turn after that, a job a step.
+        for _ in 0..12 + self.manager.cascade_backlog() {
             self.manager.end_step();
             self.clock.advance(30 * SECOND);
         }
