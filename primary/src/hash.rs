@@ -10,13 +10,13 @@ const SEED_WORDS: usize = 4;
 /// Wide multiplications folded to 64 bits, as in wyhash (Wang Yi, public domain). Two tables have two seeds, so keys that
 /// were made to collide in one do not in another.
 #[derive(Clone, Debug)]
-pub(crate) struct Hasher {
+pub struct Hasher {
     seed: [u64; SEED_WORDS],
 }
 
 impl Hasher {
     /// A hash function with a random seed.
-    pub(crate) fn random() -> Self {
+    pub fn random() -> Self {
         let state = RandomState::new();
         // An odd seed word is never zero, so no seed makes the first product constant.
         Self { seed: std::array::from_fn(|i| state.hash_one(i) | 1) }
@@ -30,7 +30,7 @@ impl Hasher {
 
     /// The hash of `bytes`. All 64 bits are usable.
     #[inline(always)]
-    pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
+    pub fn hash(&self, bytes: &[u8]) -> u64 {
         // The common length as a constant: the loop below unrolls to five multiplications.
         match <&[u8; 36]>::try_from(bytes) {
             Ok(bytes) => self.mix(bytes),

@@ -73,6 +73,40 @@ impl Key {
     }
 }
 
+/// What holds the bytes of a key: a [`Key`], or the bytes themselves where keys lie packed.
+pub trait KeyBytes {
+    /// Hash and group.
+    fn key_bytes(&self) -> &[u8];
+
+    /// As a [`Key`].
+    fn to_key(&self) -> Key;
+}
+
+impl KeyBytes for Key {
+    #[inline]
+    fn key_bytes(&self) -> &[u8] {
+        self.as_bytes()
+    }
+
+    #[inline]
+    fn to_key(&self) -> Key {
+        *self
+    }
+}
+
+/// Of 5 to 68 bytes; others do not compile.
+impl<const N: usize> KeyBytes for [u8; N] {
+    #[inline]
+    fn key_bytes(&self) -> &[u8] {
+        self
+    }
+
+    #[inline]
+    fn to_key(&self) -> Key {
+        Key::from_array(self)
+    }
+}
+
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for byte in self.hash() {

@@ -13,7 +13,7 @@ use std::fmt;
 use std::ops::ControlFlow;
 
 use crate::hash::Hasher;
-use crate::key::{Key, MAX_KEY_BYTES};
+use crate::key::{Key, KeyBytes, MAX_KEY_BYTES};
 use crate::memory::{LINE_CELLS, Words, matches, prefetch};
 
 /// Most rows of one table.
@@ -183,7 +183,7 @@ impl KeyTable {
 
     /// Calls `found` with the place of each key in `keys` and its row, in order, until it breaks.
     #[inline]
-    pub fn find_batch(&self, keys: &[Key], mut found: impl FnMut(usize, Option<u32>) -> ControlFlow<()>) {
+    pub fn find_batch<K: KeyBytes>(&self, keys: &[K], mut found: impl FnMut(usize, Option<u32>) -> ControlFlow<()>) {
         let (batches, rest) = keys.as_chunks::<BATCH>();
         let mut hashes = [[0; BATCH]; 3];
         let mut rows = [[0; BATCH]; 2];
@@ -201,7 +201,7 @@ impl KeyTable {
             {
                 let (hashes, rows) = (&hashes[(step - 2) % 3], &rows[(step - 2) % 2]);
                 for i in 0..BATCH {
-                    let key = batch[i].as_bytes();
+                    let key = batch[i].key_bytes();
                     let row = if self.holds(rows[i], key) { Some(rows[i]) } else { self.find_again(key, hashes[i]) };
                     if found((step - 2) * BATCH + i, row).is_break() {
                         return;
@@ -210,7 +210,7 @@ impl KeyTable {
             }
         }
         for (i, key) in rest.iter().enumerate() {
-            if found(batches.len() * BATCH + i, self.find(key.as_bytes())).is_break() {
+            if found(batches.len() * BATCH + i, self.find(key.key_bytes())).is_break() {
                 return;
             }
         }
@@ -218,10 +218,10 @@ impl KeyTable {
 
     /// Hashes a batch and asks for its index lines.
     #[inline(never)]
-    fn hash_batch(&self, keys: &[Key; BATCH], hashes: &mut [u64; BATCH]) {
+    fn hash_batch<K: KeyBytes>(&self, keys: &[K; BATCH], hashes: &mut [u64; BATCH]) {
         let index = self.index.as_slice();
         for (key, hash) in keys.iter().zip(hashes) {
-            *hash = self.hasher.hash(key.as_bytes());
+            *hash = self.hasher.hash(key.key_bytes());
             prefetch(index, self.home(*hash) as usize * LINE_CELLS);
         }
     }

@@ -4,7 +4,7 @@
 //! Nothing here allocates per operation after start: lists are `u32` links over the slot array.
 pub mod admission;
 pub mod error;
-mod hash;
+pub mod hash;
 pub mod key;
 pub mod key_table;
 pub mod links;
@@ -18,7 +18,7 @@ pub mod state;
 
 pub use admission::{Admission, AdmissionStats};
 pub use error::PrimaryError;
-pub use key::{Key, KeyError, MAX_HASH_BYTES, MAX_KEY_BYTES};
+pub use key::{Key, KeyBytes, KeyError, MAX_HASH_BYTES, MAX_KEY_BYTES};
 pub use key_table::{KeyTable, MAX_ROWS};
 pub use links::Links;
 pub use policy::{ArcPolicy, EvictionPolicy, LruPolicy};

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use terrace_config::Policy;
 
-use crate::key::Key;
+use crate::key::{Key, KeyBytes};
 use crate::key_table::{KeyTable, MAX_ROWS};
 use crate::policy::{self, EvictionPolicy};
 use crate::slot::SlotId;
@@ -148,9 +148,9 @@ impl Primary {
     /// Calls `found` with the place of each key in `keys`, its slot and what the slot is doing, in order, until it breaks.
     /// Much faster than as many [`Primary::find`]: the probes overlap.
     #[inline]
-    pub fn find_batch(
+    pub fn find_batch<K: KeyBytes>(
         &self,
-        keys: &[Key],
+        keys: &[K],
         mut found: impl FnMut(usize, Option<(SlotId, BlockState)>) -> ControlFlow<()>,
     ) {
         self.table.find_batch(keys, |at, row| found(at, row.map(|row| (SlotId(row), self.word(SlotId(row)).state()))));

@@ -1,4 +1,7 @@
 //! Calls over the daemon's socket, beside an empty round trip and the same calls in process, all in one run.
+//!
+//! After a rest caches and processor are cold for a call in process too: calls at rest are held against calls in
+//! process after the same rest, the others against calls in process back to back.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -185,6 +188,19 @@ fn fill<M: ManagerPort>(manager: &mut M, prefix: &[Key]) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn measure_local(
+    local: &mut TieringOffloadingManager,
+    prefix: &[Key],
+    from: u64,
+    rest: Duration,
+) -> anyhow::Result<Side> {
+    let mut side = Side::default();
+    for number in 0..WARM_UP + ROUNDS {
+        round(local, prefix, from + number * STORE, (number >= WARM_UP).then_some(&mut side), rest)?;
+    }
+    Ok(side)
+}
+
 fn measure(remote: &mut RemoteManager, prefix: &[Key], from: u64, rest: Duration) -> anyhow::Result<Side> {
     let mut side = Side::default();
     for number in 0..WARM_UP + ROUNDS {
@@ -211,11 +227,9 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
     let config = Config::parse(&text(), "bench")?;
     let mut local = TieringOffloadingManager::new(&config, Vec::new(), Arc::new(SystemClock::new()))?;
     fill(&mut local, &prefix)?;
-    let mut in_process = Side::default();
-    for number in 0..WARM_UP + ROUNDS {
-        let side = (number >= WARM_UP).then_some(&mut in_process);
-        round(&mut local, &prefix, (1 << 40) + number * STORE, side, Duration::ZERO)?;
-    }
+    let mut local_awake = measure_local(&mut local, &prefix, 1 << 40, Duration::ZERO)?;
+    progress(format_args!("in process, at rest between calls"));
+    let mut local_idle = measure_local(&mut local, &prefix, 1 << 42, REST)?;
     drop(local);
 
     progress(format_args!("over the socket"));
@@ -245,7 +259,15 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
         loaded
     })?;
 
-    for (when, mut side) in [("idle", idle), ("awake", awake), ("under load", loaded)] {
+    let names = [format!("lookup of {PREFIX}"), format!("prepare_store of {STORE}")];
+    for (when, local) in [("at rest before each", &mut local_idle), ("back to back", &mut local_awake)] {
+        for (name, times) in names.iter().zip([&mut local.lookup, &mut local.store]) {
+            outcome.add(format!("{name}, in process, {when}"), times.share(0.5), "us", 0.0, "-");
+        }
+    }
+    let sides = [("idle", idle, true), ("awake", awake, false), ("under load", loaded, false)];
+    for (when, mut side, rests) in sides {
+        let in_process = if rests { &mut local_idle } else { &mut local_awake };
         let empty = side.empty.share(0.5);
         outcome.add(format!("empty round trip p50, {when}"), empty, "us", 0.0, "-");
         outcome.add(format!("empty round trip p99, {when}"), side.empty.share(0.99), "us", 0.0, "-");
@@ -258,10 +280,6 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
             outcome.add(format!("{name}, {when} (2 empty + in process)"), socket.share(0.5), "us", limit, "<= 1");
             outcome.add(format!("{name}, {when}, p99"), socket.share(0.99), "us", 0.0, "-");
         }
-    }
-    let names = [format!("lookup of {PREFIX}, in process"), format!("prepare_store of {STORE}, in process")];
-    for (name, times) in names.into_iter().zip([&mut in_process.lookup, &mut in_process.store]) {
-        outcome.add(name, times.share(0.5), "us", 0.0, "-");
     }
     Ok(outcome)
 }

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use terrace_primary::{BlockState, Key, SlotId};
+use terrace_primary::{BlockState, Key, KeyBytes, SlotId};
 
 use crate::classify::{Class, KEYS_AT_ONCE, Scope};
 use crate::error::TieringError;
@@ -59,10 +59,10 @@ impl TieringOffloadingManager {
     ///
     /// `readers`: takes one reader on each `Hit`, to be ended by `complete_load` or `end_leases`, within this budget. `None`: takes none, and a `Hit` may
     /// be gone by the next call.
-    pub fn locate(
+    pub fn locate<K: KeyBytes>(
         &mut self,
         id: RequestId,
-        keys: &[Key],
+        keys: &[K],
         scan: Scan,
         mut readers: Option<&mut ReaderBudget>,
         out: &mut Vec<Located>,
@@ -79,17 +79,29 @@ impl TieringOffloadingManager {
         } else {
             let scope = self.scope(id, waiting);
             let mut classes = std::mem::take(&mut self.scratch.classes);
-            'scan: for keys in keys.chunks(KEYS_AT_ONCE) {
-                classes.clear();
-                classes.resize(keys.len(), Class::Absent);
-                self.classify(keys, &mut classes, scope);
-                for class in &classes {
-                    let located = self.located(*class, scope, readers.as_deref_mut());
-                    out.push(located);
-                    if located == Located::Miss && scan == Scan::Prefix {
-                        break 'scan;
-                    }
+            // What lies in the primary from the first key on is found in one pass, and mostly that is all.
+            classes.clear();
+            self.primary.find_batch(keys, |_, found| match found {
+                Some((slot, BlockState::Ready { .. })) => {
+                    classes.push(Class::Ready(slot));
+                    ControlFlow::Continue(())
                 }
+                _ => ControlFlow::Break(()),
+            });
+            let rest = &keys[classes.len()..];
+            let mut goes_on = self.answer_located(&classes, scan, scope, readers.as_deref_mut(), out);
+            for keys in rest.chunks(KEYS_AT_ONCE) {
+                if !goes_on {
+                    break;
+                }
+                let mut chunk = std::mem::take(&mut self.scratch.located);
+                chunk.clear();
+                chunk.extend(keys.iter().map(K::to_key));
+                classes.clear();
+                classes.resize(chunk.len(), Class::Absent);
+                self.classify(&chunk, &mut classes, scope);
+                self.scratch.located = chunk;
+                goes_on = self.answer_located(&classes, scan, scope, readers.as_deref_mut(), out);
             }
             self.scratch.classes = classes;
         }
@@ -99,6 +111,26 @@ impl TieringOffloadingManager {
         self.count_located(&out[first..], keys.len());
         self.times.lookup.record(self.now().since(start));
         Ok(())
+    }
+
+    /// Appends the answers to keys of these classes. False: the scan ends.
+    fn answer_located(
+        &mut self,
+        classes: &[Class],
+        scan: Scan,
+        scope: Scope,
+        mut readers: Option<&mut ReaderBudget>,
+        out: &mut Vec<Located>,
+    ) -> bool {
+        out.reserve(classes.len());
+        for class in classes {
+            let located = self.located(*class, scope, readers.as_deref_mut());
+            out.push(located);
+            if located == Located::Miss && scan == Scan::Prefix {
+                return false;
+            }
+        }
+        true
     }
 
     fn located(&mut self, class: Class, scope: Scope, readers: Option<&mut ReaderBudget>) -> Located {

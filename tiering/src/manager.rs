@@ -79,6 +79,7 @@ pub(crate) struct Shares {
 pub(crate) struct Scratch {
     pub classes: Vec<Class>,
     pub keys: Vec<Key>,
+    pub located: Vec<Key>,
     pub indices: Vec<u32>,
     pub answers: Vec<TierLookup>,
     pub slots: Vec<SlotId>,

@@ -36,6 +36,7 @@ class Connection:
         self.most_body_bytes = MAX_HELLO_BYTES
         self._out = bytearray(HEADER_BYTES)
         self._pending = bytearray()
+        self._corked = False
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._begin = 0
@@ -49,7 +50,7 @@ class Connection:
     @property
     def pending_bytes(self) -> int:
         """Bytes that wait because the daemon does not read."""
-        return len(self._pending)
+        return 0 if self._corked else len(self._pending)
 
     @property
     def socket(self) -> socket.socket:
@@ -68,11 +69,12 @@ class Connection:
         length = len(self._out)
         if length - HEADER_BYTES > self.most_body_bytes:
             raise Overflow(f"{kind.name} has {length - HEADER_BYTES} bytes, at most {self.most_body_bytes} are taken")
-        if self._pending:
-            if len(self._pending) + length > PENDING_BYTES:
+        if self._pending or self._corked:
+            if self._pending and len(self._pending) + length > PENDING_BYTES:
                 raise Overflow(f"{len(self._pending)} bytes wait for the daemon already")
             self._pending += self._out
-            self.flush()
+            if not self._corked:
+                self.flush()
             return
         sent = 0
         try:
@@ -87,6 +89,15 @@ class Connection:
             raise ConnectionLost(str(error)) from error
         if sent < length:
             self._pending += memoryview(self._out)[sent:]
+
+    def cork(self) -> None:
+        """Keeps what is sent from here on, up to `uncork`: several frames in one write."""
+        self._corked = True
+
+    def uncork(self) -> None:
+        """Sends it, as far as the socket takes it. Raises `ConnectionLost`."""
+        self._corked = False
+        self.flush()
 
     def flush(self) -> None:
         """Sends what was kept, as far as the socket takes it. Raises `ConnectionLost`."""

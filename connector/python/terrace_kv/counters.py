@@ -19,6 +19,9 @@ class Counters:
     #: Calls of `lookup`, and the keys in them.
     lookups: int = 0
     lookup_keys: int = 0
+    #: Lookups that were sent ahead of a step, and those of them that a call of `lookup` took.
+    asked_ahead: int = 0
+    taken_ahead: int = 0
     #: Calls of `prepare_store`, and those that were given nothing.
     stores: int = 0
     dropped_stores: int = 0

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+from .ahead import LookAhead, LookAheads, Sent
 from .answers import LookupAnswer, StoreAnswer, all_missed, lookup_answer, store_answer
 from .connection import Connection, Frame
 from .counters import Counters
@@ -62,6 +63,7 @@ __all__ = [
     "EndStepReply",
     "Geometry",
     "LeaseEnd",
+    "LookAhead",
     "LookupAnswer",
     "Namespace",
     "SchedulerSession",
@@ -109,6 +111,7 @@ class SchedulerSession:
         self._steps = Steps(options.geometry.key_bytes)
         # Calls whose reply did not come in time: sequence -> (kind, job).
         self._overdue: dict[int, tuple[Kind, int]] = {}
+        self._ahead = LookAheads()
         # Since when no reply came in time.
         self._trouble_since: float | None = None
         self._link.start()
@@ -156,6 +159,11 @@ class SchedulerSession:
         return self._welcome.limits if self._welcome else None
 
     @property
+    def untaken(self) -> int:
+        """Requests that were asked ahead for this step and not looked up yet."""
+        return len(self._ahead)
+
+    @property
     def counters(self) -> dict[str, int]:
         """What was counted since the session began, by the names of `Counters`."""
         return self._counters.as_dict()
@@ -181,13 +189,18 @@ class SchedulerSession:
     # Calls of a step.
 
     def lookup(
-        self, request: int, tiers_mask: int, queries: Sequence[tuple[int, bytes]], lease: bool = True
+        self,
+        request: int,
+        tiers_mask: int,
+        queries: Sequence[tuple[int, bytes]],
+        lease: bool = True,
+        fresh: bool = False,
     ) -> LookupAnswer | None:
-        """Where are the keys of a request? One round trip.
+        """Where are the keys of a request? One round trip, or the reply to what was asked ahead for this step.
 
         `queries` are pairs of a `Scan` and keys, one after the other, all `geometry.key_bytes` long. Waits at most
         `call_budget_s`. None: ask again in a later step. Away: all are misses. With `lease`, the hits stay readable
-        until the next `end_step`.
+        until the next `end_step`. `fresh`: what was asked ahead is not good enough.
         """
         key_bytes = self.options.geometry.key_bytes
         total = sum(len(keys) for _, keys in queries) // key_bytes
@@ -197,18 +210,24 @@ class SchedulerSession:
         if not self._settle():
             counters.away += 1
             return all_missed(total)
-        if self._stalled() or not self._send_step():
-            return self._trouble_answer(total)
+        sent = self._ahead.take(LookAhead(request, tiers_mask, queries)) if lease and not fresh else None
+        reply: LookupReply | ErrorReply | bool | None
+        if sent is not None:
+            reply = self._reply_ahead(sent)
+        elif self._stalled() or not self._send_step():
+            reply = None
+        else:
+            welcome = self._welcome
+            if welcome is None or not self._steps.open_request(request, welcome.limits.requests):
+                counters.over_limit += 1
+                return all_missed(total)
+            if total > welcome.limits.keys_per_message:
+                queries = _leading(queries, welcome.limits.keys_per_message, key_bytes)
+                counters.over_limit += 1
+            message = Lookup(request, tiers_mask, lease, [Query(scan, keys) for scan, keys in queries])
+            reply = self._call(Kind.LOOKUP, message, LookupReply)
         welcome = self._welcome
-        if welcome is None or not self._steps.open_request(request, welcome.limits.requests):
-            counters.over_limit += 1
-            return all_missed(total)
-        if total > welcome.limits.keys_per_message:
-            queries = _leading(queries, welcome.limits.keys_per_message, key_bytes)
-            counters.over_limit += 1
-        message = Lookup(request, tiers_mask, lease, [Query(scan, keys) for scan, keys in queries])
-        reply = self._call(Kind.LOOKUP, message, LookupReply)
-        if isinstance(reply, LookupReply):
+        if isinstance(reply, LookupReply) and welcome is not None:
             try:
                 asked = [(scan, len(keys) // key_bytes) for scan, keys in queries]
                 answer = lookup_answer(reply, asked, total, welcome.region, self._epoch)
@@ -220,6 +239,20 @@ class SchedulerSession:
         if isinstance(reply, ErrorReply):
             return None if reply.code == ErrorCode.RETRY else all_missed(total)
         return self._trouble_answer(total)
+
+    def look_ahead(self, asked: LookAhead) -> None:
+        """A `lookup` of the same is about to be called in this step: sends it, without waiting. As `ahead` of
+        `end_step`; a second time in a step it does nothing.
+        """
+        if not self._settle() or self._stalled() or self._ahead.is_sent(asked.request):
+            return
+        connection, welcome = self._connection, self._welcome
+        if connection is None or welcome is None or not self._send_step():
+            return
+        try:
+            self._look_ahead(connection, welcome.limits, asked)
+        except ConnectionLost as error:
+            self._broken(error)
 
     def prepare_store(self, request: int, job: int, keys: bytes, allow_partial: bool = True) -> StoreAnswer | None:
         """Reserves slots. One round trip, at most `call_budget_s`.
@@ -262,9 +295,14 @@ class SchedulerSession:
         finished: Sequence[int] = (),
         touched: bytes = b"",
         want: int = 0,
+        ahead: Sequence[LookAhead] = (),
     ) -> EndStepReply | None:
         """Ends a step, without waiting. Ends all leases; one that is not named simply ends. Names each at most once; a
         load has a job.
+
+        `ahead` is asked for the step that begins now, also without waiting: a `lookup` of the same in that step takes
+        the reply. It knows nothing of what was stored after this call. What no `lookup` takes ends with the step.
+        Nothing is asked ahead while stalled, nor for a request that is not open or that this step finishes.
 
         Returns what replies to EARLIER ends of steps brought since the last call, in one, or None. A load whose lease
         is void (another epoch) is not begun: it comes back as a `JobOutcome` that is not ok, at once. While stalled,
@@ -275,10 +313,11 @@ class SchedulerSession:
             self._take_in()
         self._gather()
         steps.end(leases, completed, finished, touched, want, self._counters)
+        self._ahead.let_go()
         if self._connection is None:
             steps.forget()
         elif not self._stalled():
-            self._send_step()
+            self._send_step_and(ahead)
         return steps.take_merged()
 
     def poll(self) -> EndStepReply | None:
@@ -296,6 +335,7 @@ class SchedulerSession:
         """Empties the primary of the namespace. True: done. False: away, stalled, refused, or not known to be done
         within the budget.
         """
+        self._ahead.let_go()
         return self._ask(Kind.RESET)
 
     def pin(self, request: int, keys: bytes, ttl_s: float) -> int:
@@ -378,6 +418,7 @@ class SchedulerSession:
         self._welcome = None
         self._epoch = 0
         self._overdue.clear()
+        self._ahead.clear()
         self._trouble_since = None
         self._steps.forget()
 
@@ -412,14 +453,42 @@ class SchedulerSession:
         connection = self._connection
         if connection is None:
             return None
-        counters = self._counters
         sequence = next(self._sequence)
         began = time.monotonic()
-        deadline = began + self.options.call_budget_s
         try:
             connection.send(kind, REQUEST, sequence, message)
-            # From here on a reply comes, also if the wait for it is interrupted.
-            self._overdue[sequence] = (kind, job)
+        except Overflow as error:
+            self._counters.overflows += 1
+            log.debug("terrace: %s", error)
+            return None
+        except ConnectionLost as error:
+            self._broken(error)
+            return None
+        # From here on a reply comes, also if the wait for it is interrupted.
+        self._overdue[sequence] = (kind, job)
+        return self._reply(connection, kind, sequence, began, reply_type)
+
+    def _reply_ahead(self, sent: Sent) -> LookupReply | ErrorReply | bool | None:
+        """The reply to a look-ahead, as that of `_call`: nearly always it is here already."""
+        counters, connection = self._counters, self._connection
+        counters.taken_ahead += 1
+        if sent.reply is not None:
+            counters.round_trips += 1
+            self._trouble_since = None
+            return sent.reply
+        stalled = self._stalled()
+        self._overdue[sent.sequence] = (Kind.LOOKUP, 0)
+        if stalled or connection is None:
+            return None
+        return self._reply(connection, Kind.LOOKUP, sent.sequence, time.monotonic(), LookupReply)
+
+    def _reply(
+        self, connection: Connection, kind: Kind, sequence: int, began: float, reply_type: type[_M] | None
+    ) -> _M | ErrorReply | bool | None:
+        """Waits for a reply that is entered as overdue, until the budget of a call that began then is spent."""
+        counters = self._counters
+        deadline = began + self.options.call_budget_s
+        try:
             while True:
                 reply: Frame | None = None
                 for frame in connection.receive():
@@ -448,9 +517,6 @@ class SchedulerSession:
                     raise ProtocolError(f"{len(reply.body)} bytes in the reply to {kind.name}, which has none")
                 return True
             return decode(reply_type, reply.body)
-        except Overflow as error:
-            counters.overflows += 1
-            log.debug("terrace: %s", error)
         except (ConnectionLost, ProtocolError) as error:
             self._broken(error)
         return None
@@ -483,8 +549,18 @@ class SchedulerSession:
         if not flags & REPLY:
             raise ProtocolError(f"{kind.name} came from the daemon, and not as a reply")
         late = self._overdue.pop(sequence, None)
+        ahead = self._ahead.is_out(sequence)
         if flags == ERROR:
-            self._one_way_refused(sequence, self._refused(frame))
+            refusal = self._refused(frame)
+            if ahead:
+                self._ahead.arrived(sequence, refusal)
+            else:
+                self._one_way_refused(sequence, refusal)
+            return
+        if ahead:
+            if kind is not Kind.LOOKUP:
+                raise ProtocolError(f"a reply to {kind.name} came for a lookup")
+            self._ahead.arrived(sequence, decode(LookupReply, frame.body))
             return
         if late is not None:
             self._counters.late_replies += 1
@@ -506,6 +582,40 @@ class SchedulerSession:
 
     def _one_way_refused(self, sequence: int, refusal: ErrorReply) -> None:
         self._steps.refused(sequence)
+
+    def _send_step_and(self, ahead: Sequence[LookAhead]) -> None:
+        """Sends the ends of steps that are kept, and behind them, in the same write, what is asked ahead."""
+        connection, welcome = self._connection, self._welcome
+        if not ahead or connection is None or welcome is None:
+            self._send_step()
+            return
+        connection.cork()
+        if self._send_step():
+            for asked in ahead:
+                self._look_ahead(connection, welcome.limits, asked)
+        if self._connection is not connection:
+            return
+        try:
+            connection.uncork()
+        except ConnectionLost as error:
+            self._broken(error)
+
+    def _look_ahead(self, connection: Connection, limits: WireLimits, asked: LookAhead) -> None:
+        if not self._steps.is_open(asked.request):
+            return
+        most_bytes = limits.keys_per_message * self.options.geometry.key_bytes
+        if sum(len(keys) for _, keys in asked.queries) > most_bytes or not self._ahead.has_room:
+            self._counters.over_limit += 1
+            return
+        sequence = next(self._sequence)
+        queries = [Query(scan, keys) for scan, keys in asked.queries]
+        try:
+            connection.send(Kind.LOOKUP, REQUEST, sequence, Lookup(asked.request, asked.tiers_mask, True, queries))
+        except Overflow:
+            self._counters.overflows += 1
+            return
+        self._ahead.sent(sequence, asked)
+        self._counters.asked_ahead += 1
 
     def _send_step(self) -> bool:
         """Sends the ends of steps that are kept, as one. Whether calls may follow."""

@@ -63,7 +63,7 @@ def test_one_round_trip_answers_a_request_in_a_step() -> None:
     assert prefix_scan(manager, KEYS, context) == 5
     assert len(session.lookups) == 1
     assert session.lookups[0][2] == [(0, KEYS)]
-    end(manager)
+    end(manager, "request")
     assert prefix_scan(manager, KEYS, context) == 5
     assert len(session.lookups) == 2
 
@@ -388,8 +388,9 @@ def test_touched_keys_are_told_the_most_recent_first() -> None:
     manager.touch(KEYS[2:3], context)
     end(manager)
     assert split_keys(session.steps[0].touched, 36) == [KEYS[2], KEYS[1], KEYS[0]]
+    manager.touch(KEYS[3:4], context)
     end(manager)
-    assert session.steps[1].touched == b""
+    assert session.steps[1].touched == KEYS[3]
 
 
 def test_events_name_medium_locality_and_owner() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, TierFilter, make_offload_key
 
+from terrace_kv.ahead import LookAhead
 from terrace_kv.answers import LookupAnswer, StoreAnswer
 from terrace_kv.protocol import EndStepReply, LeaseEnd, TierInfo, numbers
 from terrace_kv.vllm.manager import TerraceManager
@@ -32,6 +33,10 @@ def key(number: int, group: int = 0) -> OffloadKey:
     return make_offload_key(number.to_bytes(32, "big"), group)
 
 
+def _split(queries: Sequence[tuple[int, bytes]]) -> list[tuple[int, list[bytes]]]:
+    return [(int(scan), [wire[at : at + 36] for at in range(0, len(wire), 36)]) for scan, wire in queries]
+
+
 def indices(wire: bytes) -> list[int]:
     """Numbers of a string of numbers."""
     return list(numbers(wire))
@@ -45,6 +50,7 @@ class Step:
     finished: list[int]
     touched: bytes
     want: int
+    ahead: list[LookAhead]
 
 
 @dataclass
@@ -62,26 +68,38 @@ class ScriptedSession:
     room: int = 1 << 30
     resets: bool = True
     lookups: list[tuple[int, int, list[tuple[int, list[bytes]]]]] = field(default_factory=list)
+    #: What the end of the last step asked ahead and nobody took yet, with its answer of then.
+    ahead: list[tuple[LookAhead, LookupAnswer]] = field(default_factory=list)
+    #: Answers that were asked ahead and taken.
+    taken: int = 0
+    leases: int = 1000
     steps: list[Step] = field(default_factory=list)
     replies: list[EndStepReply | None] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=lambda: {"no_room": 0})
     closed: bool = False
 
-    def lookup(self, request: int, tiers_mask: int, queries: Sequence[tuple[int, bytes]]) -> LookupAnswer | None:
-        split = [(int(scan), [wire[at : at + 36] for at in range(0, len(wire), 36)]) for scan, wire in queries]
-        self.lookups.append((request, tiers_mask, split))
-        if self.slow:
-            return None
+    def lookup(
+        self, request: int, tiers_mask: int, queries: Sequence[tuple[int, bytes]], *, fresh: bool = False
+    ) -> LookupAnswer | None:
+        for one, answer in self.ahead:
+            if not fresh and one == LookAhead(request, tiers_mask, queries):
+                self.ahead.remove((one, answer))
+                self.taken += 1
+                return None if self.slow else answer
+        self.lookups.append((request, tiers_mask, _split(queries)))
+        return None if self.slow else self._answer(queries)
+
+    def _answer(self, queries: Sequence[tuple[int, bytes]]) -> LookupAnswer:
         answers = b""
-        for scan, keys in split:
+        for scan, keys in _split(queries):
             part = bytes(self.where.get(one, MISS) for one in keys)
             if scan == 0 and (miss := part.find(0)) >= 0:
                 part = part[:miss].ljust(len(keys), b"\0")
             answers += part
         slots = [100 + at for at, byte in enumerate(answers) if byte & 7 == 1]
-        lease = 1000 + len(self.lookups)
+        self.leases += 1
         return LookupAnswer(
-            lease, answers, numbers(b"".join(slot.to_bytes(4, "little") for slot in slots)), 7, self.epoch
+            self.leases, answers, numbers(b"".join(slot.to_bytes(4, "little") for slot in slots)), 7, self.epoch
         )
 
     def prepare_store(self, request: int, job: int, keys: bytes) -> StoreAnswer | None:
@@ -97,12 +115,31 @@ class ScriptedSession:
         )
 
     def end_step(
-        self, leases: Sequence[LeaseEnd], *, finished: Sequence[int], touched: bytes, want: int
+        self,
+        leases: Sequence[LeaseEnd],
+        *,
+        finished: Sequence[int],
+        touched: bytes,
+        want: int,
+        ahead: Sequence[LookAhead] = (),
     ) -> EndStepReply | None:
-        self.steps.append(Step(list(leases), list(finished), touched, want))
+        self.steps.append(Step(list(leases), list(finished), touched, want, list(ahead)))
+        self.ahead = [(one, self._answer(one.queries)) for one in ahead]
         return self.replies.pop(0) if self.replies else None
 
+    def poll(self) -> EndStepReply | None:
+        return self.replies.pop(0) if self.replies else None
+
+    @property
+    def untaken(self) -> int:
+        return len(self.ahead)
+
+    def look_ahead(self, asked: LookAhead) -> None:
+        if all(one.request != asked.request for one, _ in self.ahead):
+            self.ahead.append((asked, self._answer(asked.queries)))
+
     def reset(self) -> bool:
+        self.ahead.clear()
         return self.resets
 
     def close(self) -> None:

@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recv, recvmsg, send};
-use serde::Serialize;
 
-use crate::protocol::{FrameFlags, FrameHeader, HEADER_BYTES, Kind, MAX_HELLO_BYTES, ProtocolError, encode};
+use crate::protocol::{Body, FrameFlags, FrameHeader, HEADER_BYTES, Inbox, Kind, MAX_HELLO_BYTES, ProtocolError};
 
-/// Bytes read at a time.
-const READ_BYTES: usize = 256 << 10;
+/// Bytes read at a time, or more.
+const READ_BYTES: usize = 64 << 10;
 /// Reads in one call, so that a peer that never stops sending does not keep the caller.
 const READS: usize = 64;
 /// Bytes that may wait to be sent. Who does not take that much is not served any more.
@@ -50,11 +49,7 @@ impl From<Errno> for Broken {
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: OwnedFd,
-    /// Where bytes are read to first: `input` would have to be zeroed.
-    landing: Box<[u8]>,
-    input: Vec<u8>,
-    /// Bytes of `input` that were taken.
-    taken: usize,
+    input: Inbox,
     output: Vec<u8>,
     /// Bytes of `output` that were sent.
     sent: usize,
@@ -69,9 +64,7 @@ impl Connection {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self {
             socket,
-            landing: vec![0; READ_BYTES].into_boxed_slice(),
-            input: Vec::new(),
-            taken: 0,
+            input: Inbox::default(),
             output: Vec::new(),
             sent: 0,
             next_sequence: 1,
@@ -86,7 +79,7 @@ impl Connection {
     }
 
     /// Appends a frame to what is to be sent and names it. `None`: an empty body.
-    pub fn queue<T: Serialize>(&mut self, kind: Kind, flags: FrameFlags, body: Option<&T>) -> Result<u64, Broken> {
+    pub fn queue<T: Body>(&mut self, kind: Kind, flags: FrameFlags, body: Option<&T>) -> Result<u64, Broken> {
         let waiting = self.output.len() - self.sent;
         if waiting > MOST_OUTPUT {
             return Err(Broken::Output(waiting));
@@ -96,7 +89,7 @@ impl Connection {
         let start = self.output.len();
         self.output.extend_from_slice(&[0; HEADER_BYTES]);
         if let Some(body) = body
-            && let Err(error) = encode(body, &mut self.output)
+            && let Err(error) = body.put(&mut self.output)
         {
             self.output.truncate(start);
             return Err(error.into());
@@ -137,11 +130,13 @@ impl Connection {
     /// Reads what is there, without descriptors: one that comes is closed by the kernel.
     pub fn read(&mut self) -> Result<(), Broken> {
         for _ in 0..READS {
-            match recv(&self.socket, &mut self.landing[..], RecvFlags::empty()) {
+            let place = self.input.room(READ_BYTES);
+            let most = place.len();
+            match recv(&self.socket, place, RecvFlags::empty()) {
                 Ok((_, 0)) => return Err(Broken::Closed),
                 Ok((_, bytes)) => {
-                    self.input.extend_from_slice(self.landing.get(..bytes).unwrap_or_default());
-                    if bytes < READ_BYTES {
+                    self.input.came(bytes);
+                    if bytes < most {
                         return Ok(());
                     }
                 }
@@ -155,13 +150,11 @@ impl Connection {
 
     /// Reads what is there and keeps the descriptors that come along: for the opening of a session.
     pub fn read_with_descriptors(&mut self) -> Result<(), Broken> {
-        let have = self.input.len();
-        self.input.resize(have + MAX_HELLO_BYTES as usize, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [io::IoSliceMut::new(self.input.get_mut(have..).unwrap_or_default())];
+        let mut parts = [io::IoSliceMut::new(self.input.room(READ_BYTES))];
         let got = recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
-        self.input.truncate(have + got.as_ref().map_or(0, |message| message.bytes));
+        self.input.came(got.as_ref().map_or(0, |message| message.bytes));
         let message = match got {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             other => other?,
@@ -184,24 +177,10 @@ impl Connection {
 
     /// The next frame that is there as a whole.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Broken> {
-        let rest = self.input.get(self.taken..).unwrap_or_default();
-        let Some((header, rest)) = rest.split_first_chunk::<HEADER_BYTES>() else {
-            self.forget_taken();
-            return Ok(None);
-        };
-        let header = FrameHeader::from_bytes(header, self.most_body_bytes)?;
-        let Some(body) = rest.get(..header.body_bytes as usize) else {
-            self.forget_taken();
-            return Ok(None);
-        };
+        let Some((header, body)) = self.input.frame(self.most_body_bytes)? else { return Ok(None) };
         let frame = Frame { header, body: body.to_vec() };
-        self.taken += HEADER_BYTES + frame.body.len();
+        self.input.take(&header);
         Ok(Some(frame))
-    }
-
-    fn forget_taken(&mut self) {
-        self.input.drain(..self.taken.min(self.input.len()));
-        self.taken = 0;
     }
 
     /// Waits until there is something to read, or room to send what waits. False: the deadline came first.

@@ -9,7 +9,7 @@ use terrace_tiering::{Lookup, LookupMode};
 
 use crate::api::JobId;
 use crate::port::PortQuery;
-use crate::protocol::{Answer, LookupReply, numbers_from_bytes};
+use crate::protocol::{Answer, LookupReply, is_answer, is_hit};
 
 /// What is known of a request's blocks.
 #[derive(Debug, Default)]
@@ -35,64 +35,74 @@ pub(super) struct Answered {
     /// The load that starts from the lease, with the places of its keys.
     pub load: Option<(JobId, Vec<u32>)>,
     queries: Vec<AnsweredQuery>,
+    /// Slots of all hits, in order, as they came.
+    slots: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct AnsweredQuery {
     keys: Vec<Key>,
-    /// One for each leading key; the others are misses.
-    answers: Vec<Answer>,
-    /// Slots of hits, by place; anything for others.
-    slots: Vec<SlotId>,
+    /// One [`Answer`] for each leading key, as they came; the other keys are misses.
+    answers: Vec<u8>,
     /// Place of the first key among the keys of the lookup.
     first: u32,
+    /// Place of the first hit among the hits of the lookup.
+    first_slot: usize,
     /// What searches found and wait for.
     awaited: Vec<Range<usize>>,
 }
 
 impl Answered {
     /// From a reply to `queries`. `Err`: what is wrong with it.
-    pub fn new(queries: Vec<PortQuery>, reply: &LookupReply, slots_in_region: u32) -> Result<Self, &'static str> {
-        let mut slots = Vec::new();
-        numbers_from_bytes(&reply.slots, &mut slots).map_err(|_| "slots that are no numbers")?;
-        if slots.iter().any(|slot| *slot >= slots_in_region) {
+    pub fn new(queries: Vec<PortQuery>, reply: LookupReply, slots_in_region: u32) -> Result<Self, &'static str> {
+        let LookupReply { lease, mut answers, slots } = reply;
+        let (numbers, rest) = slots.as_chunks::<4>();
+        if !rest.is_empty() {
+            return Err("slots that are no numbers");
+        }
+        // Without an early end these run over several at once.
+        let highest = numbers.iter().fold(0, |highest, slot| u32::from_le_bytes(*slot).max(highest));
+        if !numbers.is_empty() && highest >= slots_in_region {
             return Err("a slot beyond the region");
         }
-        let mut slots = slots.into_iter().map(SlotId);
-        let mut bytes = reply.answers.iter();
-        let mut answered = Vec::with_capacity(queries.len());
-        let mut first = 0u32;
-        for PortQuery { prefix_only, keys } in queries {
-            let mut query = AnsweredQuery { keys, answers: Vec::new(), slots: Vec::new(), first, awaited: Vec::new() };
-            first = first.saturating_add(u32::try_from(query.keys.len()).map_err(|_| "too many keys")?);
-            query.answers.reserve(query.keys.len());
-            while query.answers.len() < query.keys.len() {
-                let byte = bytes.next().ok_or("fewer answers than keys")?;
-                let answer = Answer::from_byte(*byte).ok_or("an answer that is none")?;
-                query.answers.push(answer);
-                query.slots.push(match answer {
-                    Answer::Hit { .. } => slots.next().ok_or("fewer slots than hits")?,
-                    _ => SlotId(u32::MAX),
-                });
-                if prefix_only && answer == Answer::Miss {
-                    break;
-                }
-            }
-            answered.push(query);
+        if !answers.iter().fold(true, |all, byte| all & is_answer(*byte)) {
+            return Err("an answer that is none");
         }
-        if bytes.next().is_some() || slots.next().is_some() {
+        let mut answered = Vec::with_capacity(queries.len());
+        let (mut first, mut first_slot) = (0u32, 0);
+        let most = queries.len();
+        for (at, PortQuery { prefix_only, keys }) in queries.into_iter().enumerate() {
+            let miss = Answer::Miss.to_byte();
+            let end = if prefix_only { answers.iter().take(keys.len()).position(|byte| *byte == miss) } else { None };
+            let count = end.map_or(keys.len(), |end| end + 1);
+            if count > answers.len() {
+                return Err("fewer answers than keys");
+            }
+            let later = if at + 1 == most && count == answers.len() { Vec::new() } else { answers.split_off(count) };
+            let ours = std::mem::replace(&mut answers, later);
+            let hits = ours.iter().filter(|byte| is_hit(**byte)).count();
+            let keys_here = u32::try_from(keys.len()).map_err(|_| "too many keys")?;
+            answered.push(AnsweredQuery { keys, answers: ours, first, first_slot, awaited: Vec::new() });
+            first = first.saturating_add(keys_here);
+            first_slot += hits;
+        }
+        if !answers.is_empty() || numbers.len() > first_slot {
             return Err("more answers than keys, or more slots than hits");
         }
-        if reply.lease == 0 && !reply.slots.is_empty() {
+        if numbers.len() < first_slot {
+            return Err("fewer slots than hits");
+        }
+        if lease == 0 && !slots.is_empty() {
             return Err("hits without a lease");
         }
         Ok(Self {
             at: Instant::now(),
-            lease: reply.lease,
-            open: reply.lease != 0,
+            lease,
+            open: lease != 0,
             unresolved: false,
             load: None,
             queries: answered,
+            slots,
         })
     }
 
@@ -117,11 +127,13 @@ impl Answered {
         out: &mut Vec<Lookup>,
     ) {
         out.clear();
-        out.resize(len, Lookup::Miss);
-        let Some(query) = self.queries.get_mut(group) else { return };
+        let Some(query) = self.queries.get_mut(group) else { return out.resize(len, Lookup::Miss) };
         let run = query.run(len, mode, refused);
+        let hits = if run.start == 0 { query.leading_hits(run.end) } else { 0 };
+        out.resize(hits, Lookup::Hit);
+        out.resize(len, Lookup::Miss);
         let mut unresolved = false;
-        for at in run.clone() {
+        for at in run.start + hits..run.end {
             let found = query.found(at, refused);
             unresolved |= found.is_unresolved();
             if let Some(place) = out.get_mut(at) {
@@ -137,17 +149,19 @@ impl Answered {
     /// The places and slots of `keys`, all of them hits; groups one after the other, each in order.
     pub fn hits(&self, keys: &[Key]) -> Option<(Vec<u32>, Vec<SlotId>, u64)> {
         let (mut places, mut slots, mut below) = (Vec::with_capacity(keys.len()), Vec::with_capacity(keys.len()), 0);
-        let mut next: Vec<usize> = vec![0; self.queries.len()];
+        // Of each group: the next key, and the slots before it.
+        let mut next: Vec<(usize, usize)> = self.queries.iter().map(|query| (0, query.first_slot)).collect();
+        let all_slots = self.slots.as_chunks::<4>().0;
         for key in keys {
             let group = key.group() as usize;
-            let (query, next) = (self.queries.get(group)?, next.get_mut(group)?);
-            let rest = query.keys.get(*next..)?;
-            let at = *next + rest.iter().position(|other| other == key)?;
-            let Answer::Hit { origin } = *query.answers.get(at)? else { return None };
+            let (query, (start, slot)) = (self.queries.get(group)?, next.get_mut(group)?);
+            let at = *start + query.keys.get(*start..)?.iter().position(|other| other == key)?;
+            let Some(Answer::Hit { origin }) = Answer::from_byte(*query.answers.get(at)?) else { return None };
             below += u64::from(origin > 0);
             places.push(query.first.checked_add(u32::try_from(at).ok()?)?);
-            slots.push(*query.slots.get(at)?);
-            *next = at + 1;
+            *slot += query.answers.get(*start..at)?.iter().filter(|byte| is_hit(**byte)).count();
+            slots.push(SlotId(u32::from_le_bytes(*all_slots.get(*slot)?)));
+            (*start, *slot) = (at + 1, *slot + 1);
         }
         Some((places, slots, below))
     }
@@ -157,7 +171,7 @@ impl Answered {
         let mut awaited = Vec::new();
         for query in &self.queries {
             for (at, (key, answer)) in query.keys.iter().zip(&query.answers).enumerate() {
-                if *answer != Answer::Miss && query.awaited.iter().any(|run| run.contains(&at)) {
+                if *answer != Answer::Miss.to_byte() && query.awaited.iter().any(|run| run.contains(&at)) {
                     awaited.push((query.first + at as u32, *key));
                 }
             }
@@ -168,7 +182,7 @@ impl Answered {
 
 impl AnsweredQuery {
     fn found(&self, at: usize, refused: &HashSet<Key>) -> Lookup {
-        match self.answers.get(at) {
+        match self.answers.get(at).and_then(|byte| Answer::from_byte(*byte)) {
             None | Some(Answer::Miss) => Lookup::Miss,
             Some(Answer::Hit { .. }) => Lookup::Hit,
             Some(Answer::Pending) => Lookup::Pending,
@@ -180,12 +194,17 @@ impl AnsweredQuery {
         }
     }
 
+    /// Hits in a row from the first key on, `len` at most.
+    fn leading_hits(&self, len: usize) -> usize {
+        self.answers.iter().take(len).position(|byte| !is_hit(*byte)).unwrap_or(self.answers.len().min(len))
+    }
+
     /// The keys that count.
     fn run(&self, len: usize, mode: LookupMode, refused: &HashSet<Key>) -> Range<usize> {
         let is_miss = |at: &usize| self.found(*at, refused) == Lookup::Miss;
         match mode {
             LookupMode::Each => 0..len,
-            LookupMode::Prefix => 0..(0..len).find(is_miss).unwrap_or(len),
+            LookupMode::Prefix => 0..(self.leading_hits(len)..len).find(is_miss).unwrap_or(len),
             LookupMode::Suffix { window } => {
                 let mut run = 0..0;
                 for at in (0..len).rev() {

@@ -21,7 +21,7 @@ use crate::api::JobId;
 use crate::error::ConnectorError;
 use crate::port::{Arrival, ManagerPort, PortQuery};
 use crate::protocol::{
-    EndStep, FrameFlags, Kind, LookupReply, PrepareStore, PrepareStoreReply, Query, Scan, keys_to_bytes,
+    EndStep, FrameFlags, Kind, LookupOut, LookupReply, PrepareStore, PrepareStoreReply, Scan, keys_to_bytes,
     numbers_from_bytes,
 };
 
@@ -153,6 +153,14 @@ impl RemoteManager {
         while let Some(arrived) = self.session.take_arrived() {
             self.take_reply(arrived);
             self.follow_connection();
+        }
+    }
+
+    /// [`RemoteManager::sync`] before a call, which reads by itself: reads only if something is to come that the call
+    /// should know of.
+    fn sync_before_call(&mut self) {
+        if self.session.epoch() != Some(self.epoch) || !self.session.is_quiet() || !self.unconfirmed.is_empty() {
+            self.sync();
         }
     }
 
@@ -290,12 +298,10 @@ impl RemoteManager {
         }
         self.tell_before_call();
         let Some((request, tiers)) = self.open_on_wire(id) else { return Known::Nothing };
-        let wire = queries.iter().map(|query| {
-            let mut keys = Vec::new();
-            keys_to_bytes(&query.keys, &mut keys);
-            Query { scan: if query.prefix_only { Scan::Prefix } else { Scan::Each } as u8, keys }
-        });
-        let message = crate::protocol::Lookup { request, tiers: tiers.0, lease: true, queries: wire.collect() };
+        let scan = |query: &PortQuery| if query.prefix_only { Scan::Prefix } else { Scan::Each };
+        let asked: Vec<_> = queries.iter().map(|query| (scan(query), query.keys.as_slice())).collect();
+        let key_bytes = self.session.options().key_bytes();
+        let message = LookupOut { request, tiers: tiers.0, lease: true, queries: &asked, key_bytes };
         let called = self.session.call(Kind::Lookup, Some(&message), 0);
         // Also if it is late: its lease ends with the next step.
         self.lease_out |= !matches!(called, Called::Away);
@@ -305,7 +311,7 @@ impl RemoteManager {
                     return Known::Nothing;
                 };
                 let slots = self.session.hello().map_or(0, |hello| hello.slots);
-                match Answered::new(queries, &reply, slots) {
+                match Answered::new(queries, reply, slots) {
                     Ok(answered) => {
                         self.session.counters.lookups += 1;
                         Known::Answered(Box::new(answered))
@@ -376,7 +382,7 @@ impl ManagerPort for RemoteManager {
 
     fn prepare_lookup(&mut self, id: RequestId, queries: Vec<PortQuery>) -> Result<(), TieringError> {
         self.ensure_open()?;
-        self.sync();
+        self.sync_before_call();
         let request = self.requests.get_mut(&id).ok_or(TieringError::UnknownRequest(id))?;
         match &request.known {
             Known::Answered(answered)
@@ -482,7 +488,7 @@ impl ManagerPort for RemoteManager {
         plan.store.clear();
         plan.slots.clear();
         plan.evicted.clear();
-        self.sync();
+        self.sync_before_call();
         let most = self.session.hello().map_or(0, |hello| hello.limits.jobs as usize);
         if self.epoch == 0 || self.jobs.len() >= most {
             self.session.counters.dropped_stores += 1;

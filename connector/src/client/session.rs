@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use terrace_primary::Region;
 
 use super::connection::{Broken, Connection, Frame};
@@ -14,7 +13,7 @@ use super::opening::Opened;
 use super::options::ClientOptions;
 use super::reconnect::Reconnector;
 use crate::protocol::{
-    ErrorReply, FrameFlags, FrameHeader, Goodbye, HelloReply, Kind, ProtocolError, StatsReply, decode,
+    Body, ErrorReply, FrameFlags, FrameHeader, Goodbye, HelloReply, Kind, ProtocolError, StatsReply, decode,
 };
 
 /// How a session stands.
@@ -179,13 +178,18 @@ impl Session {
         }
     }
 
+    /// Whether no reply is overdue, and none has come that nobody took.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.overdue.is_empty() && link.arrived.is_empty())
+    }
+
     /// What came and nobody waits for.
     pub(crate) fn take_arrived(&mut self) -> Option<Arrived> {
         self.link.as_mut()?.arrived.pop_front()
     }
 
     /// Sends without waiting and names what was sent. `None`: away.
-    pub(crate) fn post<T: Serialize>(&mut self, kind: Kind, flags: FrameFlags, body: Option<&T>) -> Option<u64> {
+    pub(crate) fn post<T: Body>(&mut self, kind: Kind, flags: FrameFlags, body: Option<&T>) -> Option<u64> {
         let connection = &mut self.link.as_mut()?.connection;
         let posted = connection.queue(kind, flags, body).and_then(|sequence| {
             connection.flush()?;
@@ -202,7 +206,7 @@ impl Session {
 
     /// Sends and waits for the reply, as long as the budget says; takes no new connection. `tag` comes back with a
     /// late reply.
-    pub(crate) fn call<T: Serialize>(&mut self, kind: Kind, body: Option<&T>, tag: u64) -> Called {
+    pub(crate) fn call<T: Body>(&mut self, kind: Kind, body: Option<&T>, tag: u64) -> Called {
         self.take_in();
         let deadline = Instant::now() + self.options.call_budget;
         let Some(link) = &mut self.link else { return Called::Away };
@@ -293,7 +297,7 @@ impl Session {
 
 impl Link {
     /// Sends a request and waits for its reply. The inner `Err` is its sequence: the reply is late.
-    fn exchange<T: Serialize>(
+    fn exchange<T: Body>(
         &mut self,
         kind: Kind,
         body: Option<&T>,

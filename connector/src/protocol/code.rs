@@ -1,9 +1,21 @@
 //! Bodies as MessagePack: a struct is an array of its fields in order.
 
-use serde::de::{DeserializeOwned, IgnoredAny};
-use serde::{Deserialize as _, Serialize};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 use super::error::ProtocolError;
+
+/// What can be written as the body of a frame.
+pub(crate) trait Body {
+    /// Appends it to `out`, where something may be left of it if it fails.
+    fn put(&self, out: &mut Vec<u8>) -> Result<(), ProtocolError>;
+}
+
+impl<T: Serialize> Body for T {
+    fn put(&self, out: &mut Vec<u8>) -> Result<(), ProtocolError> {
+        encode(self, out)
+    }
+}
 
 /// Appends `message` to `out`.
 pub fn encode<T: Serialize>(message: &T, out: &mut Vec<u8>) -> Result<(), ProtocolError> {
@@ -12,7 +24,7 @@ pub fn encode<T: Serialize>(message: &T, out: &mut Vec<u8>) -> Result<(), Protoc
 }
 
 /// The message in `body`, all of it. Lengths are checked against what is there before anything is allocated for them.
-pub fn decode<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ProtocolError> {
+pub fn decode<'a, T: Deserialize<'a>>(what: &'static str, body: &'a [u8]) -> Result<T, ProtocolError> {
     let refuse = |why: String| ProtocolError::Body { what, why };
     // From a slice: strings of bytes are copied once.
     let mut deserializer = rmp_serde::Deserializer::from_read_ref(body);

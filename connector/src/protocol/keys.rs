@@ -5,7 +5,7 @@ use terrace_primary::Key;
 use super::error::ProtocolError;
 
 /// A hash of 32 bytes and a group: what engines have. Faster than others.
-const COMMON_KEY_BYTES: usize = 36;
+pub(crate) const COMMON_KEY_BYTES: usize = 36;
 
 /// Appends each key's bytes. All keys of a session have the same length: `hash_bytes` of its geometry, and 4.
 pub fn keys_to_bytes(keys: &[Key], out: &mut Vec<u8>) {

@@ -233,6 +233,17 @@ impl Answer {
     }
 }
 
+/// Whether an answer's byte is [`Answer::Hit`]. As [`Answer::from_byte`], for many in a row.
+pub(crate) const fn is_hit(byte: u8) -> bool {
+    byte & 7 == 1
+}
+
+/// Whether a byte is an [`Answer`]. As [`Answer::from_byte`], for many in a row.
+pub(crate) const fn is_answer(byte: u8) -> bool {
+    // No early end: the compiler looks at many bytes at once.
+    (byte & 5 == 1) | (byte == 0) | (byte == 2) | (byte == 4)
+}
+
 /// Reserves slots for what is to be stored. Opens the request if it is not open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrepareStore {
@@ -442,4 +453,18 @@ pub struct StatsReply {
 pub struct Goodbye {
     /// Why.
     pub reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_what_answers_say() {
+        for byte in 0..=u8::MAX {
+            let answer = Answer::from_byte(byte);
+            assert_eq!(is_answer(byte), answer.is_some(), "{byte}");
+            assert_eq!(is_hit(byte), matches!(answer, Some(Answer::Hit { .. })), "{byte}");
+        }
+    }
 }

@@ -4,18 +4,25 @@
 mod code;
 mod error;
 mod frame;
+mod inbox;
 mod keys;
 mod limits;
+mod lookup;
 mod message;
 
+pub(crate) use code::Body;
 pub use code::{decode, encode};
 pub use error::{ErrorCode, ErrorReply, ProtocolError};
 pub use frame::{FrameFlags, FrameHeader, HEADER_BYTES, Kind, MAGIC, VERSION};
+pub(crate) use inbox::Inbox;
+pub(crate) use keys::COMMON_KEY_BYTES;
 pub use keys::{keys_from_bytes, keys_to_bytes, numbers_from_bytes, numbers_to_bytes};
 pub use limits::{MAX_DESCRIPTORS, MAX_HELLO_BYTES, WireLimits};
+pub(crate) use lookup::{LookupIn, LookupOut, QueryIn};
 pub use message::{
     Answer, Complete, CompletedJob, EndStep, EndStepReply, EventBatch, ForeignRegion, Goodbye, Hello, HelloReply,
     JobOutcome, LeaseEnd, LoadRows, Lookup, LookupReply, Pin, PinReply, PrepareStore, PrepareStoreReply, Query,
     Refusal, RowsDone, Scan, StatsReply, StoreRows, TierInfo, Unpin, WANT_EVENTS, WANT_STATS, WireGeometry,
     WireNamespace,
 };
+pub(crate) use message::{is_answer, is_hit};

@@ -26,6 +26,8 @@ const HELLO: Duration = Duration::from_secs(2);
 const MAX_UNOPENED: usize = 64;
 /// Connections accepted before others are served.
 const ACCEPTS: usize = 64;
+/// Bytes read at once, or more.
+const READ_BYTES: usize = 4 << 10;
 /// How often it is looked whether the pools of a closing daemon are over.
 const NAP: Duration = Duration::from_millis(5);
 /// How often what was counted is published.
@@ -63,7 +65,6 @@ pub(super) struct Acceptor {
     pub _locks: DirectoryLocks,
     unopened: BTreeMap<u64, Unopened>,
     next: u64,
-    scratch: Vec<u8>,
     /// Nothing is accepted before.
     pause: Option<Instant>,
     published: ServerPublisher,
@@ -94,7 +95,6 @@ impl Acceptor {
             _locks: locks,
             unopened: BTreeMap::new(),
             next: 1,
-            scratch: vec![0; MAX_HELLO_BYTES as usize],
             pause: None,
             published: ServerPublisher::new(),
             publish_at: Instant::now(),
@@ -242,7 +242,7 @@ impl Acceptor {
 
     fn read(&mut self, token: u64) {
         let Some(unopened) = self.unopened.get_mut(&token) else { return };
-        match unopened.connection.read(&mut self.scratch) {
+        match unopened.connection.read(READ_BYTES) {
             Input::Nothing => return,
             Input::Some => {}
             Input::End => {
@@ -252,25 +252,25 @@ impl Acceptor {
             }
             Input::Refused(refusal) => return self.malformed(token, 0, &refusal),
         }
-        match unopened.connection.next_frame(MAX_HELLO_BYTES) {
+        match unopened.connection.input.frame(MAX_HELLO_BYTES) {
             Ok(None) => {}
-            Ok(Some(header)) => self.hello(token, &header),
-            Err(refusal) => self.malformed(token, 0, &refusal),
+            Ok(Some((header, _))) => self.hello(token, &header),
+            Err(error) => self.malformed(token, 0, &error.into()),
         }
     }
 
     /// The first frame is here.
     fn hello(&mut self, token: u64, header: &FrameHeader) {
         let Some(unopened) = self.unopened.get_mut(&token) else { return };
-        let mut body = Vec::new();
-        unopened.connection.take_body(header, &mut body);
         let descriptor = unopened.connection.take_descriptor(header);
+        let Ok(Some((_, body))) = unopened.connection.input.frame(MAX_HELLO_BYTES) else { return };
+        let hello = decode::<Hello>("Hello", body);
+        unopened.connection.input.take(header);
         let greeting = descriptor.and_then(|descriptor| {
             if header.kind != Kind::Hello || header.flags.reply || header.flags.error || header.flags.one_way {
                 return Err(Refusal::from(ProtocolError::Kind { got: header.kind as u16 }));
             }
-            let hello: Hello = decode("Hello", &body)?;
-            let greeting = Greeting::check(hello, self.pools.config(), usize::from(descriptor.is_some()))?;
+            let greeting = Greeting::check(hello?, self.pools.config(), usize::from(descriptor.is_some()))?;
             Ok((greeting, descriptor))
         });
         let (greeting, descriptor) = match greeting {

@@ -14,10 +14,8 @@ use rustix::net::{
 use terrace_primary::Region;
 
 use super::refusal::Refusal;
-use crate::protocol::{FrameHeader, HEADER_BYTES, MAX_DESCRIPTORS};
+use crate::protocol::{FrameHeader, Inbox, MAX_DESCRIPTORS};
 
-/// Bytes read at once.
-const READ_BYTES: usize = 256 << 10;
 /// Reading pauses while so much waits to be written.
 const PAUSE_BYTES: usize = 1 << 20;
 /// Memory that an empty buffer keeps.
@@ -40,9 +38,8 @@ pub(super) enum Input {
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: OwnedFd,
-    input: Vec<u8>,
-    /// Bytes of `input` that are done with.
-    taken: usize,
+    /// What came. Lent to whoever serves its frames, which takes place without copies of them.
+    pub input: Inbox,
     pub output: Vec<u8>,
     /// Bytes of `output` that are written.
     written: usize,
@@ -60,8 +57,7 @@ impl Connection {
     pub fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
-            input: Vec::new(),
-            taken: 0,
+            input: Inbox::default(),
             output: Vec::new(),
             written: 0,
             send_region: None,
@@ -71,15 +67,14 @@ impl Connection {
         }
     }
 
-    /// Reads once. `scratch` is memory to read into, at least a page.
-    pub fn read(&mut self, scratch: &mut [u8]) -> Input {
-        let len = scratch.len().min(READ_BYTES);
-        let Some(scratch) = scratch.get_mut(..len) else { return Input::Nothing };
+    /// Reads once, with room for `least` bytes or more.
+    pub fn read(&mut self, least: usize) -> Input {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         // Where none belongs there is no room for any: the kernel closes them and says so.
         let room = if self.takes_descriptors { space.as_mut_slice() } else { &mut [] };
         let mut control = RecvAncillaryBuffer::new(room);
-        let received = recvmsg(&self.socket, &mut [IoSliceMut::new(scratch)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        let place = self.input.room(least);
+        let received = recvmsg(&self.socket, &mut [IoSliceMut::new(place)], &mut control, RecvFlags::CMSG_CLOEXEC);
         let received = match received {
             Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => return Input::Nothing,
@@ -95,38 +90,8 @@ impl Connection {
             let text = "descriptors belong to the first frame of a session of role \"tier\", one, and nowhere else";
             return Input::Refused(Refusal::malformed(text));
         }
-        match scratch.get(..received.bytes) {
-            Some(bytes) if !bytes.is_empty() => {
-                self.input.extend_from_slice(bytes);
-                Input::Some
-            }
-            _ => Input::End,
-        }
-    }
-
-    /// The next whole frame: its header and where its body lies ([`Connection::body`]). `None`: not all of it is here.
-    pub fn next_frame(&mut self, most_body_bytes: u32) -> Result<Option<FrameHeader>, Refusal> {
-        let Some(rest) = self.input.get(self.taken..) else { return Ok(None) };
-        let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let header = FrameHeader::from_bytes(header, most_body_bytes)?;
-        Ok((rest.len() - HEADER_BYTES >= header.body_bytes as usize).then_some(header))
-    }
-
-    /// The body of the frame that [`Connection::next_frame`] found, taken out.
-    pub fn take_body(&mut self, header: &FrameHeader, body: &mut Vec<u8>) {
-        body.clear();
-        let start = self.taken + HEADER_BYTES;
-        let end = start + header.body_bytes as usize;
-        body.extend_from_slice(self.input.get(start..end).unwrap_or_default());
-        self.taken = end.min(self.input.len());
-        if self.taken == self.input.len() {
-            self.input.clear();
-            self.input.shrink_to(KEEP_BYTES);
-            self.taken = 0;
-        } else if self.taken > KEEP_BYTES {
-            self.input.drain(..self.taken);
-            self.taken = 0;
-        }
+        self.input.came(received.bytes);
+        if received.bytes > 0 { Input::Some } else { Input::End }
     }
 
     /// Takes the descriptor that came with the first frame. From here on none belongs to any.

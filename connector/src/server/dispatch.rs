@@ -65,7 +65,7 @@ impl Pool {
             Kind::Reset if body.is_empty() && decides => self.reset(call)?,
             Kind::Ping | Kind::Stats | Kind::Bye => return Err(Refusal::malformed("this kind of frame has no body")),
             Kind::Complete if role == Role::Worker => self.complete(call, &decode("Complete", body)?)?,
-            Kind::Lookup if decides => self.lookup(call, decode("Lookup", body)?)?,
+            Kind::Lookup if decides => self.lookup(call, &decode("Lookup", body)?)?,
             Kind::EndStep if decides => self.end_step(call, &decode("EndStep", body)?)?,
             Kind::Pin if decides => self.pin(call, &decode("Pin", body)?)?,
             Kind::Unpin if decides => self.unpin(call, &decode("Unpin", body)?)?,

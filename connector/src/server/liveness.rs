@@ -14,7 +14,7 @@ use super::engine::bit;
 use super::foreign::Foreign;
 use super::frames::push_message;
 use super::leases::Leases;
-use super::pool::{FRAMES_AT_ONCE, Pool};
+use super::pool::{FRAMES_AT_ONCE, Pool, READ_BYTES};
 use super::pools::NewSession;
 use super::refusal::Refusal;
 use super::session::{Role, Session, SessionId};
@@ -199,7 +199,7 @@ impl Pool {
         let Some(connection) = session.connection.as_mut().filter(|connection| !connection.is_paused()) else {
             return false;
         };
-        match connection.read(&mut self.memory.read) {
+        match connection.read(READ_BYTES) {
             Input::Some => {
                 self.serve(id, usize::MAX);
                 true

@@ -1,6 +1,6 @@
 //! One message answers a request's whole lookup.
 
-use terrace_primary::Key;
+use terrace_primary::{Key, SlotId};
 use terrace_tiering::{Located, ReaderBudget, RequestContext, RequestId, Scan as ManagerScan, TierFilter};
 
 use super::counts::Limit;
@@ -9,7 +9,7 @@ use super::leases::{Lease, LeaseQuery};
 use super::pool::{Pool, count};
 use super::refusal::Refusal;
 use super::session::{OpenRequest, Role, SessionId};
-use crate::protocol::{Answer, Lookup, LookupReply, Query, Scan, keys_from_bytes};
+use crate::protocol::{Answer, COMMON_KEY_BYTES, LookupIn, LookupReply, QueryIn, Scan, keys_from_bytes};
 
 /// Keys that the leases of a session may keep, in messages full of keys.
 const LEASED_MESSAGES: usize = 4;
@@ -44,8 +44,8 @@ impl Pool {
         self.closing.is_none() && (session.role == Role::Tier || attached() == announced)
     }
 
-    /// [`Lookup`].
-    pub fn lookup(&mut self, call: Call, message: Lookup) -> Result<(), Refusal> {
+    /// [`crate::protocol::Lookup`]. The reply is on its way before its lease remembers keys.
+    pub fn lookup(&mut self, call: Call, message: &LookupIn<'_>) -> Result<(), Refusal> {
         let bytes = message.queries.iter().map(|query| query.keys.len()).sum();
         self.check_keys(bytes)?;
         for query in &message.queries {
@@ -78,9 +78,8 @@ impl Pool {
         let mut keys = std::mem::take(&mut self.memory.keys);
         let mut failed = None;
         let mut first = 0;
-        for query in message.queries {
+        for query in &message.queries {
             keys.clear();
-            let total = count(query.keys.len() / self.key_bytes);
             match self.locate(open.id, query, first, &mut keys, message.lease.then_some(&mut budget), &mut reply) {
                 Ok(part) => lease.queries.push(part),
                 Err(refusal) => {
@@ -88,7 +87,7 @@ impl Pool {
                     break;
                 }
             }
-            first += total;
+            first += count(query.keys.len() / self.key_bytes);
         }
         keys.clear();
         self.memory.keys = keys;
@@ -107,7 +106,23 @@ impl Pool {
             return Err(refusal);
         }
         self.reply(call, &reply);
+        if reply.lease != 0 {
+            self.flush(call.id);
+            self.remember(call, message);
+        }
         Ok(())
+    }
+
+    /// Gives a new lease the keys that were answered. Nobody can name it before: this is the thread that would hear of
+    /// it.
+    fn remember(&mut self, call: Call, message: &LookupIn<'_>) {
+        // Without a connection a lease has readers only.
+        let session = self.sessions.get_mut(&call.id).filter(|session| session.connection.is_some());
+        let Some(lease) = session.and_then(|session| session.leases.get_mut(call.sequence)) else { return };
+        for (part, query) in lease.queries.iter_mut().zip(&message.queries) {
+            let answered = part.held.len() * self.key_bytes;
+            part.keys.extend_from_slice(query.keys.get(..answered).unwrap_or_default());
+        }
     }
 
     fn check_lease(&mut self, call: Call, bytes: usize) -> Result<(), Refusal> {
@@ -128,45 +143,35 @@ impl Pool {
         Ok(())
     }
 
+    /// Appends the answers to `query` to `reply`. What the lease holds of it has its keys still to be filled in.
     fn locate(
         &mut self,
         id: RequestId,
-        query: Query,
+        query: &QueryIn<'_>,
         first: u32,
         keys: &mut Vec<Key>,
         budget: Option<&mut ReaderBudget>,
         reply: &mut LookupReply,
     ) -> Result<LeaseQuery, Refusal> {
-        keys_from_bytes(&query.keys, self.key_bytes, keys)?;
         let scan = if query.scan == Scan::Prefix as u8 { ManagerScan::Prefix } else { ManagerScan::Each };
         let is_leased = budget.is_some();
         let mut found = std::mem::take(&mut self.memory.located);
         found.clear();
-        let located = self.manager.locate(id, keys, scan, budget, &mut found);
-        let mut part = LeaseQuery { first, keys: query.keys, held: Vec::new() };
-        part.keys.truncate(found.len() * self.key_bytes);
-        for answer in &found {
-            let (byte, slot) = match answer {
-                Located::Hit { slot, origin } => (Answer::Hit { origin: *origin }, Some(slot)),
-                Located::Pending => (Answer::Pending, None),
-                Located::Found { tier } => (Answer::Found { tier: *tier }, None),
-                Located::Retry => (Answer::Retry, None),
-                Located::Miss => (Answer::Miss, None),
-            };
-            reply.answers.push(byte.to_byte());
-            if let Some(slot) = slot {
-                reply.slots.extend_from_slice(&slot.0.to_le_bytes());
-            }
-            part.held.push(slot.copied().filter(|_| is_leased));
-        }
+        let located = if self.key_bytes == COMMON_KEY_BYTES {
+            // Where they came: they are compared with the table's as they are.
+            let (keys, _) = query.keys.as_chunks::<COMMON_KEY_BYTES>();
+            self.manager.locate(id, keys, scan, budget, &mut found)
+        } else {
+            keys_from_bytes(&query.keys, self.key_bytes, keys)?;
+            self.manager.locate(id, keys.as_slice(), scan, budget, &mut found)
+        };
+        let part =
+            LeaseQuery { first, keys: Vec::new(), held: found.iter().map(|answer| held(answer, is_leased)).collect() };
+        put_answers(&found, reply);
         self.memory.located = found;
-        match located {
-            Ok(()) => Ok(part),
-            Err(error) => {
-                // Nothing was taken for this query.
-                Err(Refusal::new(crate::protocol::ErrorCode::Retry, error.to_string()))
-            }
-        }
+        // `Err`: nothing was taken for this query.
+        located.map_err(|error| Refusal::new(crate::protocol::ErrorCode::Retry, error.to_string()))?;
+        Ok(part)
     }
 
     /// Lets go of what a lease still holds.
@@ -180,6 +185,39 @@ impl Pool {
         }
         self.memory.slots = slots;
     }
+}
+
+fn held(answer: &Located, is_leased: bool) -> Option<SlotId> {
+    match answer {
+        Located::Hit { slot, .. } if is_leased => Some(*slot),
+        _ => None,
+    }
+}
+
+/// Appends the answers, and the slots of the hits among them.
+fn put_answers(found: &[Located], reply: &mut LookupReply) {
+    let answer = |located: &Located| match *located {
+        Located::Hit { origin, .. } => Answer::Hit { origin },
+        Located::Pending => Answer::Pending,
+        Located::Found { tier } => Answer::Found { tier },
+        Located::Retry => Answer::Retry,
+        Located::Miss => Answer::Miss,
+    };
+    reply.answers.extend(found.iter().map(|located| answer(located).to_byte()));
+    let start = reply.slots.len();
+    // Room for as many as there can be, cut off below: without a check for each.
+    reply.slots.resize(start + 4 * found.len(), 0);
+    let mut hits = 0;
+    let mut places = reply.slots.get_mut(start..).unwrap_or_default().as_chunks_mut::<4>().0.iter_mut();
+    for located in found {
+        if let Located::Hit { slot, .. } = located
+            && let Some(place) = places.next()
+        {
+            *place = slot.0.to_le_bytes();
+            hits += 1;
+        }
+    }
+    reply.slots.truncate(start + 4 * hits);
 }
 
 pub(super) fn not_whole(bytes: usize, key_bytes: usize) -> Refusal {

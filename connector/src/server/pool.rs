@@ -21,7 +21,7 @@ use super::session::{Session, SessionId};
 use super::share::Behind;
 use super::wake::Wake;
 use crate::metrics::PoolPublisher;
-use crate::protocol::{JobOutcome, Kind, TierInfo, WireLimits};
+use crate::protocol::{Inbox, JobOutcome, Kind, TierInfo, WireLimits};
 
 /// How often the manager steps by itself while it has work and no engine steps.
 const STEP: Duration = Duration::from_micros(250);
@@ -31,8 +31,8 @@ const GROW: Duration = Duration::from_millis(10);
 const KEEP: Duration = Duration::from_secs(1);
 /// Frames of one session that are served before others have their turn.
 pub(super) const FRAMES_AT_ONCE: usize = 32;
-/// Bytes read at once.
-const SCRATCH_BYTES: usize = 256 << 10;
+/// Bytes read at once, or more.
+pub(super) const READ_BYTES: usize = 64 << 10;
 /// A client that does not read what it asked for is closed after this long.
 const STALL: Duration = Duration::from_secs(10);
 /// The token of the wake-up.
@@ -76,8 +76,6 @@ pub(super) struct Pool {
 /// Memory that calls use and give back.
 #[derive(Default)]
 pub(super) struct Memory {
-    pub read: Vec<u8>,
-    pub body: Vec<u8>,
     pub keys: Vec<Key>,
     pub slots: Vec<SlotId>,
     pub located: Vec<Located>,
@@ -155,7 +153,7 @@ impl Pool {
             kept_at: now,
             usable: u32::MAX,
             failure_told: false,
-            memory: Memory { read: vec![0; SCRATCH_BYTES], ..Memory::default() },
+            memory: Memory::default(),
             config,
         };
         pool.grow();
@@ -291,7 +289,7 @@ impl Pool {
             // Told although it is not waited for: the other side hung up, and will never read.
             return self.writable(id);
         }
-        match connection.read(&mut self.memory.read) {
+        match connection.read(READ_BYTES) {
             Input::Nothing => {}
             Input::Some => self.serve(id, FRAMES_AT_ONCE),
             Input::End => {
@@ -314,34 +312,40 @@ impl Pool {
 
     /// Serves whole frames that are in memory, `most` at most; the rest has its turn later.
     pub fn serve(&mut self, id: SessionId, most: usize) {
-        let mut body = std::mem::take(&mut self.memory.body);
+        // Handlers look at the pool, and at bodies where they came: what came is lent for as long as that.
+        let Some(input) = self.input(id) else { return };
+        let mut input = std::mem::take(input);
         for served in 0.. {
             let Some(session) = self.sessions.get_mut(&id) else { break };
-            let Some(connection) = session.connection.as_mut().filter(|connection| !connection.is_paused()) else {
+            if session.connection.as_ref().is_none_or(Connection::is_paused) {
                 break;
-            };
-            match connection.next_frame(self.limits.message_bytes) {
+            }
+            match input.frame(self.limits.message_bytes) {
                 Ok(None) => break,
                 Ok(Some(_)) if served == most => {
                     session.queued = true;
                     self.queue.push_back(id);
                     break;
                 }
-                Ok(Some(header)) => {
-                    connection.take_body(&header, &mut body);
-                    self.dispatch(id, &header, &body);
+                Ok(Some((header, body))) => {
+                    self.dispatch(id, &header, body);
+                    input.take(&header);
                 }
-                Err(refusal) => {
+                Err(error) => {
                     self.counts.protocol_errors += 1;
-                    self.close(id, Kind::Hello, 0, &refusal);
+                    self.close(id, Kind::Hello, 0, &error.into());
                     break;
                 }
             }
         }
-        self.memory.body = body;
-        self.memory.body.clear();
-        self.memory.body.shrink_to(SCRATCH_BYTES);
+        if let Some(place) = self.input(id) {
+            *place = input;
+        }
         self.flush(id);
+    }
+
+    fn input(&mut self, id: SessionId) -> Option<&mut Inbox> {
+        Some(&mut self.sessions.get_mut(&id)?.connection.as_mut()?.input)
     }
 
     /// Writes what waits, and sets what is waited for.

@@ -3,12 +3,18 @@
 vLLM asks key by key; the daemon is asked once for each request and step, when the first key comes. What vLLM then
 loads or waits for is said at the end of the step, in one message that nobody waits for. No call waits for longer than
 the session's budget, and none raises for an absent or sick daemon.
+
+A request that was answered and not scheduled will be asked for again. So it is asked ahead, and its answer is here when
+vLLM wants it: behind the end of the step for those that vLLM asked for in this one, and in the middle of a step for the
+next in line once vLLM is seen to go through its queue. The answer is at most one step old: its hits are leased and stay
+true, and where this engine itself has stored what was missing, the daemon is asked again. What other engines have
+stored during that step is not seen. And where a step has nothing to tell and all that is waited for is there, nothing
+is said at all: the leases go on, and the answers hold.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
@@ -33,12 +39,13 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ..answers import LookupAnswer, StoreAnswer
+from ..ahead import LookAhead
+from ..answers import LookupAnswer, StoreAnswer, all_missed
 from ..protocol import ANSWER_MASK, ORIGIN_SHIFT, WANT_EVENTS, WANT_STATS, Answer, EndStepReply, LeaseEnd, TierInfo
 from ..session import next_job
 from .compat import NO_LOCK
 from .events import LOCALITIES, MEDIA, MOST_BATCHES, offloading_events
-from .requests import Asked, Group, Part, RequestState
+from .requests import Asked, Group, Question, RequestState
 from .stats import Statistics
 from .transfer import TerraceLoadStoreSpec
 
@@ -53,6 +60,16 @@ LONGEST_WAIT_S = 30.0
 STATS_EVERY_S = 5.0
 #: Keys of `touch` that are remembered until the end of a step.
 MOST_TOUCHED = 65536
+#: Requests that are asked ahead, at most, and that are remembered for it.
+MOST_AHEAD = 64
+#: Bytes of keys that are asked ahead at the end of a step: what a socket takes at once, for stores are asked for right
+#: behind.
+MOST_AHEAD_BYTES = 64 << 10
+#: One in so many slots of the pool may be leased by what is asked ahead at the end of a step, for they stay leased for
+#: the length of a step.
+AHEAD_SLOTS = 8
+#: How long an answer holds without being asked again. It bounds how late the reset of another engine is seen.
+HOLDS_S = 0.05
 
 _RESULTS = {
     Answer.MISS: LookupResult.MISS,
@@ -82,12 +99,24 @@ class Session(Protocol):
     @property
     def slots(self) -> int: ...
     @property
+    def untaken(self) -> int: ...
+    @property
     def counters(self) -> dict[str, int]: ...
-    def lookup(self, request: int, tiers_mask: int, queries: Sequence[tuple[int, bytes]]) -> LookupAnswer | None: ...
+    def lookup(
+        self, request: int, tiers_mask: int, queries: Sequence[tuple[int, bytes]], *, fresh: bool
+    ) -> LookupAnswer | None: ...
+    def look_ahead(self, asked: LookAhead) -> None: ...
     def prepare_store(self, request: int, job: int, keys: bytes) -> StoreAnswer | None: ...
     def end_step(
-        self, leases: Sequence[LeaseEnd], *, finished: Sequence[int], touched: bytes, want: int
+        self,
+        leases: Sequence[LeaseEnd],
+        *,
+        finished: Sequence[int],
+        touched: bytes,
+        want: int,
+        ahead: Sequence[LookAhead],
     ) -> EndStepReply | None: ...
+    def poll(self) -> EndStepReply | None: ...
     def reset(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -117,6 +146,12 @@ class TerraceManager(OffloadingManager):
         self._requests = 0
         # Requests that were looked up in this step.
         self._touched_states: list[RequestState] = []
+        # Requests that have an answer and wait to be scheduled, by their number, the first asked first.
+        self._line: dict[int, RequestState] = {}
+        # Keys that this engine has stored since the last step ended; None: nothing was asked ahead then.
+        self._stored: set[OffloadKey] | None = None
+        # Leases of lookups since the daemon was last told the end of a step. 0: some that are not wanted.
+        self._leased: set[int] = set()
         self._finished: list[int] = []
         self._touched: list[OffloadKey] = []
         # Leases that requests wait under, and loads that have not ended: what the daemon says of them concerns these.
@@ -150,7 +185,7 @@ class TerraceManager(OffloadingManager):
         if state.loads_nothing or self._reset_pending:
             return LookupResult.MISS
         asked = state.asked
-        if asked is None or key not in asked.index:
+        if asked is None or key not in asked.question.index:
             now = time.monotonic()
             if asked is None and now < state.not_before:
                 return self._still_waiting(key, state)
@@ -160,7 +195,7 @@ class TerraceManager(OffloadingManager):
                 return self._still_waiting(key, state)
             if (ready := state.ready.get(key)) is not None:
                 return ready
-        index = asked.index.get(key)
+        index = asked.question.index.get(key)
         if index is None:
             return LookupResult.MISS
         result = state.results[asked.answer.answers[index]]
@@ -185,45 +220,67 @@ class TerraceManager(OffloadingManager):
         return LookupResult.MISS
 
     def _ask(self, key: OffloadKey, req_context: ReqContext, state: RequestState) -> Asked | None:
-        """The one round trip. None: the daemon is slow, ask again."""
+        """The one round trip, or what was asked ahead, or what still holds. None: the daemon is slow, ask again."""
+        ahead, state.ahead = state.ahead, None
+        held, state.held = state.held, None
+        self._restrict(state, req_context)
+        asked: Asked | None
+        if held is not None and key in held.question.index and self._is_leased(held):
+            asked = held
+            self._answer_is(state, held)
+        elif ahead is not None and key in ahead.index:
+            asked = self._answered(state, ahead)
+        else:
+            asked = self._answered(state, self._question(key, req_context, state))
+        if asked is not None and self._stored and asked.lacks(self._stored):
+            asked = self._answered(state, asked.question, fresh=True)
+        if asked is not None and len(self._touched_states) > 1:
+            self._foresee(state)
+        return asked
+
+    def _foresee(self, state: RequestState) -> None:
+        """vLLM goes through its queue: it will ask for the next in line at once."""
+        for other in self._line.values():
+            if other.number > state.number and other.ahead is not None:
+                self._session.look_ahead(LookAhead(other.number, other.mask, other.ahead.queries))
+                return
+
+    def _question(self, key: OffloadKey, req_context: ReqContext, state: RequestState) -> Question:
+        """Everything that vLLM may want to know of a request in this step."""
         positions = req_context._offload_key_positions
         state.learn(positions, self._place, self._groups)
-        self._restrict(state, req_context)
         place = self._place.get(int.from_bytes(key[-4:], "big"), 0)
         first = self._groups[place]
         # A window is looked for from the end: what vLLM has already is not known then.
         start = max(0, positions.get(key, 0) - first.tokens_per_chunk) if first.prefix else 0
         if state.asked is not None:
-            start = min(start, state.asked.start)
-        queries: list[tuple[int, bytes]] = []
-        keys: list[OffloadKey] = []
-        parts: list[Part] = []
-        for group, known in state.known(self._groups):
-            at = bisect_right(known.ends, start) if start else 0
-            if at == len(known.keys):
-                continue
-            queries.append((group.scan, bytes(memoryview(known.wire)[at * self._key_bytes :])))
-            before = len(keys)
-            keys += known.keys[at:] if at else known.keys
-            parts.append(Part(group, before, len(keys)))
-        if not parts:
-            return Asked(LookupAnswer(0, b"", memoryview(b"").cast("I"), 0, 0), [], [])
+            start = min(start, state.asked.question.start)
+        return state.question(self._groups, start, self._key_bytes)
+
+    def _answered(self, state: RequestState, question: Question, fresh: bool = False) -> Asked | None:
+        if not question.parts:
+            return Asked(question, all_missed(0), 0.0)
         state.opened = True
-        answer = self._session.lookup(state.number, state.mask, queries)
+        answer = self._session.lookup(state.number, state.mask, question.queries, fresh=fresh)
         if answer is None:
             return None
-        asked = Asked(answer, keys, parts, start)
+        asked = Asked(question, answer, time.monotonic())
+        if answer.lease:
+            self._leased.add(answer.lease)
+        self._answer_is(state, asked)
+        return asked
+
+    def _answer_is(self, state: RequestState, asked: Asked) -> None:
         if state.asked is None:
             self._touched_states.append(state)
         state.asked = asked
         self._take_ready(state, asked)
-        return asked
 
     def _take_ready(self, state: RequestState, asked: Asked) -> None:
         """What most calls of `lookup` will ask for, at the cost of one dictionary."""
-        answers, keys, results = asked.answer.answers, asked.keys, state.results
+        answers, keys, results = asked.answer.answers, asked.question.keys, state.results
         ready: dict[OffloadKey, LookupResult] = {}
-        for part in asked.parts:
+        for part in asked.question.parts:
             if not part.group.prefix:
                 continue
             miss = answers.find(0, part.first, part.end)
@@ -299,6 +356,7 @@ class TerraceManager(OffloadingManager):
         spec = TerraceLoadStoreSpec(asked.answer.region, asked.job, slots, state.name)
         self._step_loads[asked.job] = spec
         self._loads[asked.job] = state
+        self._foresee(state)
         return spec
 
     @override
@@ -307,6 +365,8 @@ class TerraceManager(OffloadingManager):
         stored."""
         state = self._state(req_context)
         offered = list(keys)
+        # It runs.
+        self._line.pop(state.number, None)
         job = next_job()
         state.opened = True
         answer = self._session.prepare_store(state.number, job, b"".join(offered))
@@ -330,7 +390,13 @@ class TerraceManager(OffloadingManager):
         if len(self._touched) < MOST_TOUCHED:
             self._touched += keys
 
-    # What ends. Workers report to the daemon themselves, so `complete_load` and `complete_store` have nothing to say.
+    # What ends. Workers report to the daemon themselves, so `complete_load` and `complete_store` tell it nothing.
+
+    @override
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        """What was asked ahead does not know of these keys."""
+        if success and self._stored is not None:
+            self._stored.update(keys)
 
     @override
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -339,17 +405,19 @@ class TerraceManager(OffloadingManager):
         if state is None:
             return
         self._forget_waits(state)
+        self._line.pop(state.number, None)
         state.loads_nothing = True
         if state.opened:
             self._finished.append(state.number)
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """The end of a step: what is loaded, what is waited for, what is over. One message, not waited for."""
+        """The end of a step: what is loaded, what is waited for, what is over, and what will be asked next. One write,
+        not waited for; none if there is nothing to tell."""
         if self._reset_pending and self._session.reset():
             self._reset_pending = False
         now = time.monotonic()
-        leases = self._leases(context.new_req_ids, now)
+        leases, waiting = self._leases(context.new_req_ids, now)
         finished, self._finished = self._finished, []
         # vLLM names the most recent last, the daemon wants it first.
         touched = b"".join(reversed(self._touched)) if self._touched else b""
@@ -358,13 +426,25 @@ class TerraceManager(OffloadingManager):
         if now - self._stats_at >= STATS_EVERY_S:
             self._stats_at = now
             want |= WANT_STATS
-        reply = self._session.end_step(leases, finished=finished, touched=touched, want=want)
+        # How loads have ended is heard with the replies: a load that failed is not to be tried again.
+        if not (leases or finished or touched or want or self._loads) and self._holds(waiting, now):
+            if self._waits and (reply := self._session.poll()) is not None:
+                self._take(reply)
+            return
+        self._leased.clear()
+        ahead = self._look_ahead(waiting)
+        reply = self._session.end_step(leases, finished=finished, touched=touched, want=want, ahead=ahead)
         if reply is not None:
             self._take(reply)
         self._step_loads.clear()
 
-    def _leases(self, started: Collection[str], now: float) -> list[LeaseEnd]:
+    def _leases(
+        self, started: Collection[str], now: float
+    ) -> tuple[list[LeaseEnd], list[tuple[RequestState, Asked]]]:
+        """What becomes of this step's leases, and the requests that will be asked for again in the next."""
         leases: list[LeaseEnd] = []
+        waiting: list[tuple[RequestState, Asked]] = []
+        short = False
         for state in self._touched_states:
             state.first_asked.clear()
             asked = state.asked
@@ -373,17 +453,57 @@ class TerraceManager(OffloadingManager):
             state.asked = None
             state.ready = {}
             state.not_before = 0.0
+            self._line.pop(state.number, None)
+            # There is no room, or a tier is slow. Who is asked after this one must not be leased slots before it.
+            short = short or Answer.RETRY in asked.answer.answers
             if asked.job:
                 leases.append(LeaseEnd(asked.answer.lease, asked.job, asked.load, b""))
-            elif asked.unready and state.name not in started:
-                self._wait(state, asked, now, leases)
-                continue
+            elif state.name not in started:
+                if asked.unready:
+                    self._wait(state, asked, now, leases)
+                    continue
+                if asked.answer.epoch and not state.loads_nothing and len(self._line) < MOST_AHEAD:
+                    self._line[state.number] = state
+                    state.ahead = asked.question
+                    if not short:
+                        waiting.append((state, asked))
             state.waiting_since = 0.0
             self._forget_waits(state)
             if not state.counted or asked.job:
                 self._count(state, asked)
         self._touched_states.clear()
-        return leases
+        return leases, waiting
+
+    def _holds(self, waiting: Sequence[tuple[RequestState, Asked]], now: float) -> bool:
+        """Whether all leases are those of waiting requests that miss nothing. Then their answers stay."""
+        slots = 0
+        for _, asked in waiting:
+            if not asked.is_whole or now - asked.at > HOLDS_S:
+                return False
+            slots += len(asked.answer.slots)
+        leased = {asked.answer.lease for _, asked in waiting}
+        if leased != self._leased or self._session.untaken or slots > self._session.slots // AHEAD_SLOTS:
+            return False
+        for state, asked in waiting:
+            asked.wanted.clear()
+            state.held = asked
+        return True
+
+    def _is_leased(self, asked: Asked) -> bool:
+        return asked.answer.lease in self._leased and asked.answer.epoch == self._session.epoch
+
+    def _look_ahead(self, waiting: Sequence[tuple[RequestState, Asked]]) -> list[LookAhead]:
+        """What is asked ahead: as much as is good for others."""
+        slots, key_bytes = self._session.slots // AHEAD_SLOTS, MOST_AHEAD_BYTES
+        ahead: list[LookAhead] = []
+        for state, asked in waiting:
+            slots -= len(asked.answer.slots)
+            key_bytes -= asked.question.key_bytes
+            if slots < 0 or key_bytes < 0:
+                break
+            ahead.append(LookAhead(state.number, state.mask, asked.question.queries))
+        self._stored = set() if ahead else None
+        return ahead
 
     def _wait(self, state: RequestState, asked: Asked, now: float, leases: list[LeaseEnd]) -> None:
         """vLLM has deferred the request: what it asked for is to be brought, and held."""
@@ -395,10 +515,10 @@ class TerraceManager(OffloadingManager):
             return
         leases.append(LeaseEnd(asked.answer.lease, 0, b"", np.asarray(waits, dtype="<u4").tobytes()))
         state.waited.update(
-            asked.keys[index] for index in waits if asked.answer.answers[index] & ANSWER_MASK != Answer.HIT
+            asked.question.keys[index] for index in waits if asked.answer.answers[index] & ANSWER_MASK != Answer.HIT
         )
         state.waits_under = asked.answer.lease
-        self._waits[asked.answer.lease] = (state, asked.keys)
+        self._waits[asked.answer.lease] = (state, asked.question.keys)
 
     def _forget_waits(self, state: RequestState) -> None:
         self._waits.pop(state.waits_under, None)
@@ -460,6 +580,8 @@ class TerraceManager(OffloadingManager):
             state.asked = None
             state.ready = {}
         self._touched_states.clear()
+        self._stored = None
+        self._leased = {0}
         for state, _ in self._waits.values():
             state.waits_under = 0
             state.not_before = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -66,22 +66,16 @@ class Part:
 
 
 @dataclass(slots=True)
-class Asked:
-    """A lookup of this step and its answer."""
+class Question:
+    """What a lookup asks for one request."""
 
-    answer: LookupAnswer
+    #: As the session takes them: pairs of a `Scan` and keys, one after the other. One for each part.
+    queries: list[tuple[int, bytes]]
+    #: The keys of all queries.
     keys: list[OffloadKey]
     parts: list[Part]
     #: Keys of chunks that end at or before this token were left out.
-    start: int = 0
-    #: The daemon's name of the load that starts from it; 0 for none.
-    job: int = 0
-    #: Indices of the keys that are loaded.
-    load: bytes = b""
-    #: Indices of the keys that vLLM asked for of those that are not ready or that lie in a windowed group.
-    wanted: list[int] = field(default_factory=list)
-    #: Whether one of these is not ready: then vLLM defers.
-    unready: bool = False
+    start: int
     _index: dict[OffloadKey, int] | None = None
 
     @property
@@ -91,9 +85,49 @@ class Asked:
             self._index = dict(zip(self.keys, range(len(self.keys))))
         return self._index
 
+    @property
+    def key_bytes(self) -> int:
+        """Length of all keys."""
+        return sum(len(wire) for _, wire in self.queries)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A lookup of this step and its answer."""
+
+    question: Question
+    answer: LookupAnswer
+    #: When the answer was taken.
+    at: float
+    #: The daemon's name of the load that starts from it; 0 for none.
+    job: int = 0
+    #: Indices of the keys that are loaded.
+    load: bytes = b""
+    #: Indices of the keys that vLLM asked for of those that are not ready or that lie in a windowed group.
+    wanted: list[int] = field(default_factory=list)
+    #: Whether one of these is not ready: then vLLM defers.
+    unready: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every key is a leased hit: no later answer can be better."""
+        return bool(self.answer.lease) and len(self.answer.slots) == len(self.answer.answers)
+
+    def lacks(self, keys: Collection[OffloadKey]) -> bool:
+        """Whether one of these keys, if it were there now, would make another answer."""
+        answers, asked = self.answer.answers, self.question.keys
+        for part in self.question.parts:
+            miss = answers.find(0, part.first, part.end)
+            while miss >= 0:
+                if asked[miss] in keys:
+                    return True
+                # What lies behind the first miss of a prefix is of no use.
+                miss = -1 if part.group.prefix else answers.find(0, miss + 1, part.end)
+        return False
+
     def slots_of(self, keys: Sequence[OffloadKey]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Indices, slots and origins of keys, all of which must be hits; else None."""
-        index = self.index
+        index = self.question.index
         try:
             wanted = np.fromiter(map(index.__getitem__, keys), dtype=np.int64, count=len(keys))
         except KeyError:
@@ -115,7 +149,7 @@ class Asked:
         answers = self.answer.answers
         waits: list[int] = []
         wanted = sorted(set(self.wanted))
-        for part in self.parts:
+        for part in self.question.parts:
             asked = [index for index in wanted if part.first <= index < part.end]
             if not part.group.prefix:
                 waits += [index for index in asked if answers[index]]
@@ -132,10 +166,12 @@ class RequestState:
     """One request of vLLM."""
 
     __slots__ = (
+        "ahead",
         "asked",
         "counted",
         "first_asked",
         "groups",
+        "held",
         "loads_nothing",
         "mask",
         "mask_epoch",
@@ -172,6 +208,10 @@ class RequestState:
         #: Answers of this step that are final and in prefix groups: what most calls of `lookup` need.
         self.ready: dict[OffloadKey, LookupResult] = {}
         self.asked: Asked | None = None
+        #: While it waits with an answer: what it asked, and will ask again.
+        self.ahead: Question | None = None
+        #: The answer, if it holds.
+        self.held: Asked | None = None
         #: While it waits, it is not asked again before this moment; 0: it does not wait.
         self.not_before = 0.0
         self.waiting_since = 0.0
@@ -202,7 +242,20 @@ class RequestState:
                 (self.partials if end % groups[at].tokens_per_chunk else self.groups)[at].add(key, end)
         self.seen = len(positions)
 
-    def known(self, groups: Sequence[Group]) -> Iterator[tuple[Group, GroupKeys]]:
+    def question(self, groups: Sequence[Group], start: int, key_bytes: int) -> Question:
+        """All keys of chunks that end behind this token."""
+        question = Question([], [], [], start)
+        for group, known in self._known(groups):
+            at = bisect_right(known.ends, start) if start else 0
+            if at == len(known.keys):
+                continue
+            question.queries.append((group.scan, bytes(memoryview(known.wire)[at * key_bytes :])))
+            before = len(question.keys)
+            question.keys += known.keys[at:] if at else known.keys
+            question.parts.append(Part(group, before, len(question.keys)))
+        return question
+
+    def _known(self, groups: Sequence[Group]) -> Iterator[tuple[Group, GroupKeys]]:
         """All keys, with how they are looked up."""
         yield from zip(groups, self.groups)
         for group, keys in zip(groups, self.partials):

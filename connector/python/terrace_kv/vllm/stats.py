@@ -113,7 +113,7 @@ class Statistics:
     def resolved(self, state: RequestState, asked: Asked) -> None:
         """A request's lookup has its answer."""
         answers = asked.answer.answers
-        for part in asked.parts:
+        for part in asked.question.parts:
             if part.group.prefix:
                 miss = answers.find(0, part.first, part.end)
                 indices = range(part.first, part.end if miss < 0 else miss + 1)
@@ -125,7 +125,7 @@ class Statistics:
             here = int(hits.sum())
             if state.waited:
                 for at in np.flatnonzero(hits & (span >> ORIGIN_SHIFT > 0)):
-                    if asked.keys[part.first + int(at)] in state.waited:
+                    if asked.question.keys[part.first + int(at)] in state.waited:
                         here -= 1
                         origin = int(span[at]) >> ORIGIN_SHIFT
                         self._hits[origin] = self._hits.get(origin, 0) + 1

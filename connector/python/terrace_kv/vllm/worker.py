@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 
@@ -173,16 +172,15 @@ class _Lane:
         self._thread.join()
 
     def _serve(self) -> None:
-        with torch.inference_mode():
-            while True:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                transfer = self._queue.popleft()
+            try:
+                self._run(transfer)
+            finally:
                 with self._condition:
-                    self._condition.wait_for(lambda: self._queue or self._closing)
-                    if not self._queue:
-                        return
-                    transfer = self._queue.popleft()
-                try:
-                    self._run(transfer)
-                finally:
-                    with self._condition:
-                        self._open.discard(transfer.job_id)
-                        self._condition.notify_all()
+                    self._open.discard(transfer.job_id)
+                    self._condition.notify_all()
