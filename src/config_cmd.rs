@@ -118,6 +118,7 @@ fn summary(config: &Config) -> String {
             TierKind::Nvme(nvme) if nvme.paths.len() == 1 => (nvme.capacity_bytes, " in 1 directory".to_owned()),
             TierKind::Nvme(nvme) => (nvme.capacity_bytes, format!(" in {} directories", nvme.paths.len())),
             TierKind::Memory(memory) => (memory.capacity_bytes, " of memory".to_owned()),
+            TierKind::Object(object) => (object.capacity_bytes, format!(" at {}", object.url)),
         };
         text.push_str(&format!("; {} {}{place}", tier.name, human_bytes(capacity_bytes)));
     }
@@ -125,7 +126,7 @@ fn summary(config: &Config) -> String {
 }
 
 /// `bytes` for people, rounded.
-fn human_bytes(bytes: u64) -> String {
+pub fn human_bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
         if value < 1024.0 {
@@ -155,10 +156,11 @@ mod tests {
     #[test]
     fn good_files_are_summed_up_and_shown() {
         let text = "[primary]\ncapacity = \"1GiB\"\n[namespace]\nmodel = \"m\"\n[[tier]]\ntype = \"nvme\"\n\
-                    paths = [\"/a\", \"/b\"]\ncapacity = \"2TiB\"\n[[tier]]\ntype = \"memory\"\nblocks = 1\n";
+                    paths = [\"/a\", \"/b\"]\ncapacity = \"2TiB\"\n[[tier]]\ntype = \"memory\"\nblocks = 1\n\
+                    [[tier]]\ntype = \"object\"\nurl = \"s3://abc/x\"\ncapacity = \"1TiB\"\n";
         let [check, show] = run(text);
         let want = "FILE: good; blocks of 2.0 MiB; primary 512 blocks (1.0 GiB, lru); nvme 2.0 TiB in 2 directories; \
-                    memory 2.0 MiB of memory\n";
+                    memory 2.0 MiB of memory; object 1.0 TiB at s3://abc/x\n";
         assert_eq!(check, (0, String::new(), want.to_owned()));
         let again = Config::parse(&show.1, "shown").expect("it parses back");
         assert_eq!((show.0, again.primary.blocks, show.2.as_str()), (0, 512, ""));

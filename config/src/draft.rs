@@ -26,18 +26,22 @@ pub(crate) struct SizeDraft {
 pub(crate) enum Kind {
     Nvme,
     Memory,
+    Object,
 }
 
 impl Kind {
+    pub const ALL: [Self; 3] = [Self::Nvme, Self::Memory, Self::Object];
+
     pub fn word(self) -> &'static str {
         match self {
             Self::Nvme => "nvme",
             Self::Memory => "memory",
+            Self::Object => "object",
         }
     }
 
     pub fn from_word(word: &str) -> Option<Self> {
-        [Self::Nvme, Self::Memory].into_iter().find(|kind| kind.word() == word)
+        Self::ALL.into_iter().find(|kind| kind.word() == word)
     }
 
     /// Bytes that one block takes of a tier's capacity.
@@ -45,6 +49,7 @@ impl Kind {
         match self {
             Self::Nvme => geometry.file_bytes(),
             Self::Memory => u64::from(geometry.block_bytes),
+            Self::Object => geometry.object_bytes(),
         }
     }
 }
@@ -57,6 +62,7 @@ pub(crate) struct TierDraft {
     pub backfill: bool,
     pub size: SizeDraft,
     pub nvme: NvmeConfig,
+    pub object: ObjectConfig,
 }
 
 impl Draft {
@@ -130,6 +136,49 @@ impl Draft {
     }
 }
 
+impl ObjectConfig {
+    /// The keys of an object tier, none of them set.
+    pub(crate) fn blank() -> Self {
+        Self {
+            url: String::new(),
+            capacity_bytes: 0,
+            endpoint: None,
+            region: String::new(),
+            path_style: false,
+            ca_file: None,
+            credentials: Credentials::Chain,
+            env_prefix: String::new(),
+            credentials_file: None,
+            credentials_profile: String::new(),
+            sign_payload: false,
+            node: None,
+            high_watermark: 0.0,
+            low_watermark: 0.0,
+            max_age: None,
+            segment_bytes: 0,
+            part_bytes: 0,
+            range_bytes: 0,
+            linger: Duration::ZERO,
+            staging_bytes: 0,
+            connections: 0,
+            queue_entries: 0,
+            publish_interval: Duration::ZERO,
+            fold_interval: Duration::ZERO,
+            fold_interval_max: Duration::ZERO,
+            hedge_share: 0.0,
+            read_requests_per_second: 0,
+            write_requests_per_second: 0,
+            read_bytes_per_day: None,
+            write_bytes_per_day: None,
+            collector: Collector::Auto,
+            lease: Duration::ZERO,
+            compaction_interval: Duration::ZERO,
+            orphan_age: Duration::ZERO,
+            log_retention: Duration::ZERO,
+        }
+    }
+}
+
 impl TierDraft {
     /// A tier in which no key has been set.
     pub fn blank() -> Self {
@@ -144,17 +193,25 @@ impl TierDraft {
             io_uring: Choice::Auto,
             catalog: Choice::Auto,
         };
-        Self { kind: None, name: None, backfill: false, size: SizeDraft::default(), nvme }
+        Self {
+            kind: None,
+            name: None,
+            backfill: false,
+            size: SizeDraft::default(),
+            nvme,
+            object: ObjectConfig::blank(),
+        }
     }
 
     fn of(tier: &TierConfig) -> Self {
-        let blank = Self::blank();
-        let (kind, capacity_bytes, nvme) = match &tier.kind {
-            TierKind::Nvme(nvme) => (Kind::Nvme, nvme.capacity_bytes, nvme.clone()),
-            TierKind::Memory(memory) => (Kind::Memory, memory.capacity_bytes, blank.nvme),
+        let Self { nvme, object, .. } = Self::blank();
+        let (kind, capacity_bytes, nvme, object) = match &tier.kind {
+            TierKind::Nvme(nvme) => (Kind::Nvme, nvme.capacity_bytes, nvme.clone(), object),
+            TierKind::Memory(memory) => (Kind::Memory, memory.capacity_bytes, nvme, object),
+            TierKind::Object(object) => (Kind::Object, object.capacity_bytes, nvme, object.clone()),
         };
         let size = SizeDraft { capacity_bytes: Some(capacity_bytes), blocks: None };
-        Self { kind: Some(kind), name: Some(tier.name.clone()), backfill: tier.backfill, size, nvme }
+        Self { kind: Some(kind), name: Some(tier.name.clone()), backfill: tier.backfill, size, nvme, object }
     }
 
     /// Bytes of the tier; `None` if no size was written or its blocks overflow.
@@ -170,6 +227,7 @@ impl TierDraft {
         let kind = match self.kind? {
             Kind::Nvme => TierKind::Nvme(NvmeConfig { capacity_bytes, ..self.nvme }),
             Kind::Memory => TierKind::Memory(MemoryConfig { capacity_bytes }),
+            Kind::Object => TierKind::Object(ObjectConfig { capacity_bytes, ..self.object }),
         };
         Some(TierConfig { name: self.name?, backfill: self.backfill, kind })
     }

@@ -5,13 +5,14 @@ use std::fmt::Write;
 use crate::draft::Kind;
 use crate::key::{Key, Preset};
 use crate::keys::SECTIONS;
+use crate::object_keys::TIER_OBJECT;
 use crate::tier_keys::{TIER, TIER_DOC, tier_keys};
 
 const HEAD: &str = "\
 # Terrace: every key of the configuration.
 #
 # Lines such as `#policy = \"lru\"` show the default (or, where there is none, an example): take the `#` away to change it.
-# Sizes: bytes as a number, or with a unit (B, KiB, MiB, GiB, TiB, PiB). Durations: with a unit (ns, us, ms, s, m, h).
+# Sizes: bytes as a number, or with a unit (B, KiB, MiB, GiB, TiB, PiB). Durations: with a unit (ns, us, ms, s, m, h, d).
 # `terrace config check FILE` names every fault of a file; `terrace config show FILE` prints all that is in force.
 ";
 
@@ -20,6 +21,13 @@ const MEMORY_TIER: &str = "\
 #[[tier]]
 #type = \"memory\"
 #capacity = \"16GiB\"
+";
+
+const OBJECT_TIER: &str = "\
+# An object tier has the keys type, name, backfill, capacity or blocks, and those that follow. Of credentials only the place is written here.
+#[[tier]]
+#type = \"object\"
+#capacity = \"100TiB\"
 ";
 
 /// The file `terrace.example.toml`: every key with its meaning and its default, ready to be copied and changed.
@@ -33,6 +41,11 @@ pub fn example() -> String {
     tier_keys(Some(Kind::Nvme)).for_each(|key| write_key(&mut out, key));
     out.push('\n');
     out.push_str(MEMORY_TIER);
+    out.push('\n');
+    out.push_str(OBJECT_TIER);
+    for key in &TIER_OBJECT {
+        let _ = writeln!(out, "# {}\n#{} = {}", key.doc, key.name, key.example());
+    }
     out
 }
 

@@ -1,5 +1,7 @@
 //! What a key may hold: reading one TOML value, its bound in words, its JSON Schema.
 
+use std::time::Duration;
+
 use serde_json::json;
 use toml::de::{DeInteger, DeValue};
 
@@ -8,8 +10,10 @@ use crate::nearest::nearest;
 use crate::units::{format_duration, format_size, parse_duration, parse_size};
 use crate::value::{Value, quoted};
 
-/// Bounds of every duration, in milliseconds: a deadline of zero would fail everything, a day is for ever to an engine.
-const TIME_MS: (u64, u64) = (1, 24 * 3_600_000);
+/// Bounds of durations, in nanoseconds: a deadline of zero would fail everything, a day is for ever to an engine.
+const TIME_NANOS: (u64, u64) = (1_000_000, 86_400 * SECOND);
+/// One second in nanoseconds.
+const SECOND: u64 = 1_000_000_000;
 /// Longest text.
 const TEXT_BYTES: usize = 4096;
 /// Longest list of texts.
@@ -34,12 +38,16 @@ pub(crate) enum Form {
     Share,
     /// A duration with its unit.
     Time,
+    /// A duration with bounds of its own, both included.
+    TimeFrom { min_secs: u64, max_secs: u64 },
     /// One of a list.
     Word(&'static [&'static str]),
     /// Any text.
     Text,
     /// A name of a tier.
     Name,
+    /// A name that is somebody else's.
+    Label,
     /// A list of texts, perhaps empty.
     Texts,
     /// A file.
@@ -59,10 +67,13 @@ impl Form {
             Self::Count { min, max } => format!("a whole number from {min} to {max}"),
             Self::Size { min, max } => format!("a size from {} to {}", format_size(*min), format_size(*max)),
             Self::Share => "a number from 0.0 to 1.0".to_owned(),
-            Self::Time => format!("a duration from {} to {}", format_millis(TIME_MS.0), format_millis(TIME_MS.1)),
+            Self::Time | Self::TimeFrom { .. } => {
+                let (min, max) = self.nanos();
+                format!("a duration from {} to {}", format_nanos(min), format_nanos(max))
+            }
             Self::Word(words) => format!("one of {}", words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(", ")),
             Self::Text => format!("a string of at most {TEXT_BYTES} bytes"),
-            Self::Name => format!("a string of 1 to {NAME_BYTES} letters, digits, '-', '_' or '.'"),
+            Self::Name | Self::Label => format!("a string of 1 to {NAME_BYTES} letters, digits, '-', '_' or '.'"),
             Self::Texts => format!("a list of at most {MAX_TEXTS} strings"),
             Self::Path => "the path of a file".to_owned(),
             Self::Paths => format!("a list of 1 to {MAX_PATHS} directories"),
@@ -96,14 +107,14 @@ impl Form {
                     _ => Err(as_example()),
                 }
             }
-            (Self::Time, DeValue::String(text)) => {
-                let duration = parse_duration(text)?;
-                // Compared in nanoseconds: rounded to milliseconds, 24h and 1ns would pass.
-                let nanos = i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
-                clamp(nanos, TIME_MS.0 * 1_000_000, TIME_MS.1 * 1_000_000, |n| quoted(&format_millis(n / 1_000_000)))?;
-                Ok(Value::Time(duration))
+            (Self::Time | Self::TimeFrom { .. }, DeValue::String(text)) => {
+                let nanos = i128::try_from(parse_duration(text)?.as_nanos()).unwrap_or(i128::MAX);
+                let (min, max) = self.nanos();
+                clamp(nanos, min, max, |n| quoted(&format_nanos(n))).map(|n| Value::Time(Duration::from_nanos(n)))
             }
-            (Self::Time, DeValue::Integer(n)) => Err(format!("write the unit: \"{n}s\" or \"{n}ms\"")),
+            (Self::Time | Self::TimeFrom { .. }, DeValue::Integer(n)) => {
+                Err(format!("write the unit: \"{n}s\" or \"{n}ms\""))
+            }
             (Self::Word(words), DeValue::String(text)) => {
                 match words.iter().find(|word| *word == text) {
                     Some(word) => Ok(Value::Word(word)),
@@ -116,6 +127,7 @@ impl Form {
                 bytes => Err(format!("shorten its {bytes} bytes, by a digest for example")),
             },
             (Self::Name, DeValue::String(text)) => name(text),
+            (Self::Label, DeValue::String(text)) if is_label(text) => Ok(Value::Text(text.clone().into_owned())),
             (Self::Texts, DeValue::Array(items)) if items.len() <= MAX_TEXTS => {
                 let text = |item: &DeValue<'_>| item.as_str().map(str::to_owned).ok_or_else(as_example);
                 items.iter().map(|item| text(item.get_ref())).collect::<Result<_, _>>().map(Value::Texts)
@@ -143,13 +155,15 @@ impl Form {
                 { "type": "string", "pattern": "^[0-9]+ ?(B|KiB|MiB|GiB|TiB|PiB)$" },
             ] }),
             Self::Share => json!({ "type": "number", "minimum": 0.0, "maximum": 1.0 }),
-            Self::Time => json!({ "type": "string", "pattern": "^[0-9]+ ?(ns|us|ms|s|m|h)$" }),
+            Self::Time | Self::TimeFrom { .. } => {
+                json!({ "type": "string", "pattern": "^[0-9]+ ?(ns|us|ms|s|m|h|d)$" })
+            }
             Self::Word(words) => json!({ "type": "string", "enum": words }),
             Self::Text => json!({ "type": "string", "maxLength": TEXT_BYTES }),
             Self::Name => {
-                let pattern = format!("^[A-Za-z0-9._-]{{1,{NAME_BYTES}}}$");
-                json!({ "type": "string", "pattern": pattern, "not": { "enum": RESERVED_NAMES } })
+                json!({ "type": "string", "pattern": label_pattern(), "not": { "enum": RESERVED_NAMES } })
             }
+            Self::Label => json!({ "type": "string", "pattern": label_pattern() }),
             Self::Texts => json!({ "type": "array", "maxItems": MAX_TEXTS, "items": { "type": "string" } }),
             Self::Path => json!({ "type": "string", "minLength": 1, "maxLength": PATH_BYTES }),
             Self::Paths => json!({
@@ -158,10 +172,18 @@ impl Form {
             }),
         }
     }
+
+    /// Bounds of a duration, in nanoseconds.
+    fn nanos(&self) -> (u64, u64) {
+        match self {
+            Self::TimeFrom { min_secs, max_secs } => (min_secs.saturating_mul(SECOND), max_secs.saturating_mul(SECOND)),
+            _ => TIME_NANOS,
+        }
+    }
 }
 
-fn format_millis(millis: u64) -> String {
-    format_duration(std::time::Duration::from_millis(millis))
+fn format_nanos(nanos: u64) -> String {
+    format_duration(Duration::from_nanos(nanos))
 }
 
 fn size_literal(bytes: u64) -> String {
@@ -195,11 +217,19 @@ fn share(number: &str, example: &str) -> Result<Value, Refusal> {
     }
 }
 
+/// Whether `text` is 1 to 64 letters, digits, `-`, `_` or `.`.
+fn is_label(text: &str) -> bool {
+    (1..=NAME_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+}
+
+fn label_pattern() -> String {
+    format!("^[A-Za-z0-9._-]{{1,{NAME_BYTES}}}$")
+}
+
 fn name(text: &str) -> Result<Value, Refusal> {
-    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     if RESERVED_NAMES.contains(&text) {
         Err(format!("\"{text}\" is taken: write another name"))
-    } else if text.is_empty() || text.len() > NAME_BYTES || !plain {
+    } else if !is_label(text) {
         Err("write a name such as \"nvme-scratch\"".to_owned())
     } else {
         Ok(Value::Text(text.to_owned()))

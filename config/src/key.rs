@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::bounds::MAX_BLOCKS;
 use crate::draft::Kind;
 use crate::form::Form;
-use crate::model::{Choice, LogFormat, Policy};
+use crate::model::{Choice, Collector, Credentials, LogFormat, Policy};
 use crate::value::Value;
 
 /// One key of a section: what the parser, the writer, the schema and the example know of it.
@@ -85,16 +85,21 @@ pub(crate) enum Place<'a> {
     Count(&'a mut u32),
     CountOrUnset(&'a mut Option<u32>),
     Size(&'a mut u32),
+    LongSize(&'a mut u64),
     SizeOrUnset(&'a mut Option<u64>),
     Share(&'a mut f64),
     Time(&'a mut Duration),
+    TimeOrUnset(&'a mut Option<Duration>),
     Policy(&'a mut Policy),
     Choice(&'a mut Choice),
+    Collector(&'a mut Collector),
+    Credentials(&'a mut Credentials),
     Kind(&'a mut Option<Kind>),
     Text(&'a mut String),
     TextOrUnset(&'a mut Option<String>),
     Texts(&'a mut Vec<String>),
     Path(&'a mut PathBuf),
+    PathOrUnset(&'a mut Option<PathBuf>),
     LogFormat(&'a mut LogFormat),
     Paths(&'a mut Vec<PathBuf>),
 }
@@ -109,20 +114,26 @@ impl Place<'_> {
             (Self::Count(place), Value::Count(value)) => return put_number(place, value),
             (Self::CountOrUnset(place), Value::Count(value)) => return put_number(place.insert(0), value),
             (Self::Size(place), Value::Size(value)) => return put_number(place, value),
+            (Self::LongSize(place), Value::Size(value)) => *place = value,
             (Self::SizeOrUnset(place), Value::Size(value)) => *place = Some(value),
             (Self::Share(place), Value::Share(value)) => *place = value,
             (Self::Time(place), Value::Time(value)) => *place = value,
+            (Self::TimeOrUnset(place), Value::Time(value)) => *place = Some(value),
             (Self::Policy(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
             (Self::Choice(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
+            (Self::Collector(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
+            (Self::Credentials(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
             (Self::Kind(place), Value::Word(word)) => {
                 *place = Kind::from_word(word);
                 return place.is_some();
             }
             (Self::Text(place), Value::Text(value)) => *place = value,
+            (Self::Text(place), Value::PlainText(value)) => *place = value.to_owned(),
             (Self::TextOrUnset(place), Value::Text(value)) => *place = Some(value),
             (Self::Texts(place), Value::Texts(value)) => *place = value,
             (Self::Path(place), Value::Path(value)) => *place = value,
             (Self::Path(place), Value::PlainPath(value)) => *place = value.into(),
+            (Self::PathOrUnset(place), Value::Path(value)) => *place = Some(value),
             (Self::LogFormat(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
             (Self::Paths(place), Value::Paths(value)) => *place = value,
             _ => return false,
@@ -138,16 +149,21 @@ impl Place<'_> {
             Self::Count(place) => Value::Count(u64::from(*place)),
             Self::CountOrUnset(place) => Value::Count(u64::from((*place)?)),
             Self::Size(place) => Value::Size(u64::from(*place)),
+            Self::LongSize(place) => Value::Size(*place),
             Self::SizeOrUnset(place) => Value::Size((*place)?),
             Self::Share(place) => Value::Share(*place),
             Self::Time(place) => Value::Time(*place),
+            Self::TimeOrUnset(place) => Value::Time((*place)?),
             Self::Policy(place) => Value::Word(place.word()),
             Self::Choice(place) => Value::Word(place.word()),
+            Self::Collector(place) => Value::Word(place.word()),
+            Self::Credentials(place) => Value::Word(place.word()),
             Self::Kind(place) => Value::Word((*place)?.word()),
             Self::Text(place) => Value::Text(place.clone()),
             Self::TextOrUnset(place) => Value::Text(place.clone()?),
             Self::Texts(place) => Value::Texts(place.clone()),
             Self::Path(place) => Value::Path(place.clone()),
+            Self::PathOrUnset(place) => Value::Path(place.clone()?),
             Self::LogFormat(place) => Value::Word(place.word()),
             Self::Paths(place) => Value::Paths(place.clone()),
         })

@@ -1,28 +1,34 @@
 //! TOML to a validated [`Config`].
 //!
 //! [`Config::load`] and [`Config::parse`] refuse what they do not know and tell all faults at once, each with its line,
-//! key, value, bound and fix. All keys stand in one table (`keys.rs`, `tier_keys.rs`), from which the parser, [`Config::to_toml`],
+//! key, value, bound and fix. All keys stand in one table (`keys.rs`, `tier_keys.rs`, `object_keys.rs`), from which the parser, [`Config::to_toml`],
 //! [`schema`] and [`example`] are made. A key's own bounds are checked where it is read (`form.rs`), what must hold
-//! between keys after that (`relations.rs`). A [`Config`] is plain values: nothing here opens a tier or a region.
+//! between keys after that (`relations.rs`, `object_relations.rs`). A [`Config`] is plain values: nothing here opens a tier or a region.
 //!
 //! [`Namespace::digest`] is what keeps the blocks of different models, layouts and tenants apart.
 
 mod bounds;
 mod draft;
+mod endpoint;
 mod error;
 mod example;
 mod form;
 mod key;
 mod keys;
 mod load;
+mod location;
 pub mod model;
 pub mod namespace;
 mod nearest;
+mod object;
+mod object_keys;
+mod object_relations;
 mod parse;
 mod pool;
 mod relations;
 mod report;
 mod schema;
+mod secrets;
 mod tier_keys;
 mod units;
 mod value;
@@ -32,6 +38,7 @@ mod write;
 pub use bounds::*;
 pub use error::{ConfigError, Fault};
 pub use example::example;
+pub use location::ObjectLocation;
 pub use model::*;
 pub use namespace::Namespace;
 pub use schema::schema;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::namespace::Namespace;
+pub use crate::object::{Collector, Credentials, ObjectConfig};
 
 /// Everything that Terrace is told by its user.
 #[derive(Clone, Debug, PartialEq)]
@@ -156,11 +157,14 @@ pub struct TierConfig {
 
 /// Kinds of secondary tiers.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there are at most 16 tiers")]
 pub enum TierKind {
     /// Files on local disks.
     Nvme(NvmeConfig),
     /// Process memory: for development and tests.
     Memory(MemoryConfig),
+    /// An object store, or a directory, that a cluster shares.
+    Object(ObjectConfig),
 }
 
 /// Files on local disks.

@@ -12,10 +12,11 @@ use crate::model::Config;
 use crate::nearest::nearest;
 use crate::relations;
 use crate::report::{Mark, Report};
+use crate::secrets::{self, NOT_SHOWN, is_secret};
 use crate::tier_keys::{TIER, tier_keys};
 use crate::value::quoted;
 
-/// Largest text. The example with every key has 8 KiB.
+/// Largest text. The example with every key has 10 KiB.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// The configuration in `text`, or all faults of it.
@@ -166,6 +167,7 @@ fn read_keys<S: 'static>(
 fn mark(report: &mut Report<'_>, path: String, offset: usize, value: &Spanned<DeValue<'_>>) -> String {
     let shown = match value.get_ref() {
         DeValue::Table(_) => String::new(),
+        _ if path.rsplit('.').next().is_some_and(is_secret) => NOT_SHOWN.to_owned(),
         _ => report.excerpt(value.span()),
     };
     report.mark(path.clone(), Mark { line: report.line(offset), value: shown });
@@ -190,6 +192,9 @@ fn unknown<'t, 'i, S: 'static>(
 
 /// What to do with the unknown `name`: the key here that is like it, else the table that has such a key.
 fn elsewhere(name: &str, here: impl Iterator<Item = &'static str>) -> String {
+    if is_secret(name) {
+        return secrets::FIX.to_owned();
+    }
     if let Some(meant) = nearest(name, here) {
         return format!("write {meant}");
     }

@@ -4,7 +4,9 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::bounds::{MAX_BLOCKS, MAX_PRIMARY_BYTES, MAX_TIER_BYTES};
 use crate::draft::{Draft, Kind, SizeDraft, TierDraft};
+use crate::location::ObjectLocation;
 use crate::model::Geometry;
+use crate::object_relations::object;
 use crate::report::Report;
 use crate::tier_keys::TIER;
 use crate::units::format_size;
@@ -17,15 +19,20 @@ pub(crate) fn check(draft: &mut Draft, report: &mut Report<'_>) {
     for (i, tier) in draft.tiers.iter().enumerate() {
         let path = format!("{TIER}[{i}]");
         tier_size(&path, tier, &draft.config.geometry, report);
-        if tier.kind == Some(Kind::Nvme) {
-            nvme(&path, tier, &draft.config.geometry, report);
-        }
-        if tier.kind.is_none() && report.good(&[&format!("{path}.type")]) {
-            report.fault(&format!("{path}.type"), "must be written", "write type = \"nvme\" or type = \"memory\"");
+        match tier.kind {
+            Some(Kind::Nvme) => nvme(&path, tier, &draft.config.geometry, report),
+            Some(Kind::Object) => object(&path, tier, &draft.config.geometry, report),
+            Some(Kind::Memory) => {}
+            None if report.good(&[&format!("{path}.type")]) => {
+                let fix = "write type = \"nvme\", type = \"memory\" or type = \"object\"";
+                report.fault(&format!("{path}.type"), "must be written", fix);
+            }
+            None => {}
         }
     }
     names(&mut draft.tiers, report);
     directories(&draft.tiers, report);
+    buckets(&draft.tiers, report);
 }
 
 fn geometry(geometry: &Geometry, report: &mut Report<'_>) {
@@ -81,6 +88,7 @@ fn tier_size(path: &str, tier: &TierDraft, geometry: &Geometry, report: &mut Rep
         let what = match kind {
             Kind::Nvme => "one block (geometry.block_bytes rounded up to 4KiB, and a footer of 4KiB)",
             Kind::Memory => "one block (geometry.block_bytes)",
+            Kind::Object => "one block (geometry.block_bytes and a header of 256B)",
         };
         capacity_holds(&format!("{path}.capacity"), bytes, each, most, what, report);
     }
@@ -132,18 +140,28 @@ fn capacity_holds(path: &str, bytes: u64, each: u64, most: u64, what: &str, repo
 }
 
 fn nvme(path: &str, tier: &TierDraft, geometry: &Geometry, report: &mut Report<'_>) {
-    let [high, low, paths, capacity, blocks] =
-        ["high_watermark", "low_watermark", "paths", "capacity", "blocks"].map(|name| format!("{path}.{name}"));
-    let nvme = &tier.nvme;
+    let (nvme, paths) = (&tier.nvme, format!("{path}.paths"));
     if report.good(&[&paths]) && nvme.paths.is_empty() {
         report.fault(&paths, "must be written", "write paths = [\"/mnt/nvme0/terrace\"] under [[tier]]");
     }
+    watermarks(path, tier, (nvme.high_watermark, nvme.low_watermark), geometry, report);
+}
+
+/// The shares in their order, and room for one block below the upper one.
+pub(crate) fn watermarks(
+    path: &str,
+    tier: &TierDraft,
+    (high_share, low_share): (f64, f64),
+    geometry: &Geometry,
+    report: &mut Report<'_>,
+) {
+    let [high, low, capacity, blocks] =
+        ["high_watermark", "low_watermark", "capacity", "blocks"].map(|name| format!("{path}.{name}"));
     if !report.good(&[&high]) {
         return;
     }
-    if report.good(&[&low]) && nvme.low_watermark > nvme.high_watermark {
+    if report.good(&[&low]) && low_share > high_share {
         // Told at whichever of the two is written; the other may be the default.
-        let (high_share, low_share) = (nvme.high_watermark, nvme.low_watermark);
         if report.marked(&low) {
             let fix = format!("write at most {high_share:?}");
             report.fault(&low, format!("must be at most high_watermark, {high_share:?}"), fix);
@@ -155,9 +173,10 @@ fn nvme(path: &str, tier: &TierDraft, geometry: &Geometry, report: &mut Report<'
     if !report.good(&[&capacity, &blocks, "geometry.block_bytes"]) {
         return;
     }
-    let each = geometry.file_bytes();
+    let Some(kind) = tier.kind else { return };
+    let each = kind.bytes_per_block(geometry);
     if let Some(bytes) = tier.capacity_bytes(geometry)
-        && (bytes as f64 * nvme.high_watermark) < each as f64
+        && (bytes as f64 * high_share) < each as f64
     {
         report.fault(
             if report.marked(&high) { &high } else { &capacity },
@@ -189,8 +208,13 @@ fn names(tiers: &mut [TierDraft], report: &mut Report<'_>) {
 fn directories(tiers: &[TierDraft], report: &mut Report<'_>) {
     let mut seen: Vec<(PathBuf, String)> = Vec::new();
     for (i, tier) in tiers.iter().enumerate() {
-        for (j, path) in tier.nvme.paths.iter().enumerate() {
-            let (path, at) = (plain(path), format!("{TIER}[{i}].paths[{j}]"));
+        let paths =
+            tier.nvme.paths.iter().enumerate().map(|(j, path)| (plain(path), format!("{TIER}[{i}].paths[{j}]")));
+        let shared = match tier.object.location() {
+            Ok(ObjectLocation::Directory(path)) if tier.kind == Some(Kind::Object) => Some(path),
+            _ => None,
+        };
+        for (path, at) in paths.chain(shared.map(|path| (plain(&path), format!("{TIER}[{i}].url")))) {
             // The first clash is enough: one fault a directory.
             let clash = seen.iter().find(|(other, _)| path.starts_with(other) || other.starts_with(&path));
             if let Some((other, other_at)) = clash {
@@ -201,6 +225,24 @@ fn directories(tiers: &[TierDraft], report: &mut Report<'_>) {
                 report.fault(&at, bound, "write a directory of its own, on another disk if it is to add speed");
             }
             seen.push((path, at));
+        }
+    }
+}
+
+/// No two tiers have the same bucket and prefix of one server.
+fn buckets(tiers: &[TierDraft], report: &mut Report<'_>) {
+    let place = |tier: &TierDraft| match tier.object.location() {
+        Ok(bucket @ ObjectLocation::Bucket { .. }) if tier.kind == Some(Kind::Object) => {
+            Some((tier.object.endpoint.as_deref().map(|server| server.trim_end_matches('/').to_owned()), bucket))
+        }
+        _ => None,
+    };
+    for (i, tier) in tiers.iter().enumerate() {
+        let clash =
+            place(tier).and_then(|this| tiers[..i].iter().position(|other| place(other).as_ref() == Some(&this)));
+        if let Some(other) = clash {
+            let bound = format!("must not be {TIER}[{other}].url once more");
+            report.fault(&format!("{TIER}[{i}].url"), bound, "write a prefix of its own");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::error::Fault;
+use crate::secrets::{self, NOT_SHOWN, masked};
 
 /// Characters of a value that a fault shows.
 const EXCERPT_CHARS: usize = 60;
@@ -49,7 +50,7 @@ impl<'t> Report<'t> {
 
     /// What a fault shows of the text at `span`: its first line, cut.
     pub fn excerpt(&self, span: Range<usize>) -> String {
-        cut(self.text.get(span).unwrap_or(""))
+        cut(masked(self.text.get(span).unwrap_or("")))
     }
 
     /// Remembers where the key `path` stands.
@@ -87,6 +88,11 @@ impl<'t> Report<'t> {
         if self.syntax_lines.insert(line) {
             let start = self.line_starts.get(line - 1).copied().unwrap_or(0);
             let text = self.text.get(start..).unwrap_or("").lines().next().unwrap_or("");
+            // The fix would repeat the secret.
+            let (text, fix) = match masked(text) {
+                NOT_SHOWN => (NOT_SHOWN, secrets::FIX.to_owned()),
+                text => (text, fix),
+            };
             self.push(line, String::new(), cut(text), shown(message), fix);
         }
     }

@@ -19,7 +19,7 @@ pub fn schema() -> Value {
         }
         properties.insert(section.name.to_owned(), table);
     }
-    let kinds: Vec<Value> = [Kind::Nvme, Kind::Memory].into_iter().map(tier).collect();
+    let kinds: Vec<Value> = Kind::ALL.into_iter().map(tier).collect();
     let tiers = json!({ "description": TIER_DOC, "type": "array", "maxItems": MAX_TIERS, "items": { "oneOf": kinds } });
     properties.insert(TIER.to_owned(), tiers);
     json!({

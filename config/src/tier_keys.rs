@@ -5,6 +5,7 @@ use crate::draft::{Kind, TierDraft};
 use crate::form::Form;
 use crate::key::*;
 use crate::model::TierKind;
+use crate::object_keys::TIER_OBJECT;
 use crate::value::Value;
 
 /// Name of the array of tables that holds the secondary tiers.
@@ -19,7 +20,8 @@ static TIER_COMMON: [Key<TierDraft>; 5] = [
         Form::Word(TierKind::WORDS),
         Preset::Required("\"nvme\""),
         |t| Place::Kind(&mut t.kind),
-        "\"nvme\" (files on local disks) or \"memory\" (process memory: for development and tests).",
+        "\"nvme\" (files on local disks), \"memory\" (process memory: for development and tests) or \"object\" (a bucket, or a directory, \
+         that a cluster shares).",
     ),
     row(
         "name",
@@ -40,7 +42,8 @@ static TIER_COMMON: [Key<TierDraft>; 5] = [
         Form::Size { min: 1, max: MAX_TIER_BYTES },
         Preset::Required("\"2TiB\""),
         |t| Place::SizeOrUnset(&mut t.size.capacity_bytes),
-        "Bytes that all blocks together may take; on disk with the 4 KiB footer of each. Either this or `blocks`.",
+        "Bytes that all blocks together may take: with the 4 KiB footer of each on disk, with the header of 256 bytes in an object tier. \
+         Either this or `blocks`.",
     ),
     row(
         "blocks",
@@ -111,8 +114,14 @@ static TIER_NVME: [Key<TierDraft>; 8] = [
     ),
 ];
 
-/// The keys of one kind of tier; of all kinds if the kind is not known.
+/// The keys of one kind of tier; of all kinds, each name once, if the kind is not known.
 pub(crate) fn tier_keys(kind: Option<Kind>) -> impl Iterator<Item = &'static Key<TierDraft>> {
-    let own: &[Key<TierDraft>] = if kind == Some(Kind::Memory) { &[] } else { &TIER_NVME };
-    TIER_COMMON.iter().chain(own)
+    let (nvme, object): (&[Key<TierDraft>], &[Key<TierDraft>]) = match kind {
+        None => (&TIER_NVME, &TIER_OBJECT),
+        Some(Kind::Nvme) => (&TIER_NVME, &[]),
+        Some(Kind::Memory) => (&[], &[]),
+        Some(Kind::Object) => (&[], &TIER_OBJECT),
+    };
+    let more = object.iter().filter(|key| nvme.iter().all(|other| other.name != key.name));
+    TIER_COMMON.iter().chain(nvme).chain(more)
 }

@@ -16,7 +16,8 @@ const DECIMAL_UNITS: [(&str, &str, u64); 5] = [
 ];
 
 /// Units of durations in nanoseconds, largest first.
-const TIME_UNITS: [(&str, u64); 6] = [
+const TIME_UNITS: [(&str, u64); 7] = [
+    ("d", 86_400_000_000_000),
     ("h", 3_600_000_000_000),
     ("m", 60_000_000_000),
     ("s", 1_000_000_000),
@@ -64,7 +65,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     if unit.is_empty() {
         return Err(format!("write the unit: \"{number}s\" or \"{number}ms\""));
     }
-    Err("write one of the units ns, us, ms, s, m, h".to_owned())
+    Err("write one of the units ns, us, ms, s, m, h, d".to_owned())
 }
 
 /// `bytes` in the largest unit that divides it: [`parse_size`] gives the same number back.
@@ -140,15 +141,21 @@ mod tests {
 
     #[test]
     fn durations() {
-        for (text, millis) in
-            [("10ms", 10), ("5s", 5_000), ("2m", 120_000), ("1h", 3_600_000), ("3000us", 3), ("5 s", 5_000)]
-        {
+        for (text, millis) in [
+            ("10ms", 10),
+            ("5s", 5_000),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+            ("30d", 2_592_000_000),
+            ("3000us", 3),
+            ("5 s", 5_000),
+        ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
         for (text, fix) in [
             ("1.5s", "write a whole number of a smaller unit: \"1500ms\""),
             ("5", "write the unit: \"5s\" or \"5ms\""),
-            ("5sec", "write one of the units ns, us, ms, s, m, h"),
+            ("5sec", "write one of the units ns, us, ms, s, m, h, d"),
             ("soon", "write a whole number and its unit, such as \"10ms\" or \"5s\""),
         ] {
             assert_eq!(parse_duration(text), Err(fix.to_owned()), "{text}");

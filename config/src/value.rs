@@ -18,6 +18,8 @@ pub(crate) enum Value {
     Time(Duration),
     Word(&'static str),
     Text(String),
+    /// A text known at compile time: the default of a key.
+    PlainText(&'static str),
     Texts(Vec<String>),
     Path(PathBuf),
     /// A path known at compile time: the default of a key.
@@ -37,6 +39,7 @@ impl Value {
             Self::Time(duration) => quoted(&format_duration(*duration)),
             Self::Word(word) => quoted(word),
             Self::Text(text) => quoted(text),
+            Self::PlainText(text) => quoted(text),
             Self::Texts(texts) => format!("[{}]", texts.iter().map(|t| quoted(t)).collect::<Vec<_>>().join(", ")),
             Self::Path(path) => quoted(&path.to_string_lossy()),
             Self::PlainPath(path) => quoted(path),
@@ -57,6 +60,7 @@ impl Value {
             Self::Time(duration) => json!(format_duration(*duration)),
             Self::Word(word) => json!(word),
             Self::Text(text) => json!(text),
+            Self::PlainText(text) => json!(text),
             Self::Texts(texts) => json!(texts),
             Self::Path(path) => json!(path.to_string_lossy()),
             Self::PlainPath(path) => json!(path),

@@ -2,29 +2,36 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
-use terrace_config::{Config, TierKind, example, schema};
+use terrace_config::{Config, ObjectConfig, TierKind, example, schema};
 
 fn file() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../terrace.example.toml");
     std::fs::read_to_string(path).expect("terrace.example.toml stands beside the workspace's Cargo.toml")
 }
 
-/// The file with every `#key = value` taken in, but for `blocks` (one size is enough), and for the second tier.
+/// The file's three parts: up to the memory tier, up to the object tier, and that.
+fn parts(file: &str) -> [&str; 3] {
+    let (most, rest) = file.split_once("\n# A memory tier").expect("a memory tier");
+    let (memory, object) = rest.split_once("\n# An object tier").expect("an object tier comes last");
+    // Without the rest of the line that starts each.
+    [most, memory, object].map(|part| if part == most { part } else { part.split_once('\n').expect("its keys").1 })
+}
+
+/// A part with every `#key = value` taken in, but for `blocks`: one size is enough.
 fn all_in_force(text: &str) -> String {
-    let (text, _) = text.split_once("\n# A memory tier").expect("the memory tier comes last");
     let lines = text.lines().filter(|line| !line.starts_with("#blocks ="));
     lines
         .map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line).to_owned() + "\n")
         .collect()
 }
 
-/// `table.key` and literal of each assignment, commented out or not, of a file without its second tier.
+/// `table.key` and literal of each assignment, commented out or not.
 fn assignments(text: &str) -> BTreeMap<String, String> {
     let mut table = String::new();
     let mut found = BTreeMap::new();
-    let (text, _) = text.split_once("\n# A memory tier").expect("the memory tier comes last");
     for line in text.lines().filter(|line| !line.starts_with("# ")) {
         let line = line.trim_start_matches('#');
         if let Some((key, value)) = line.split_once(" = ") {
@@ -39,12 +46,12 @@ fn assignments(text: &str) -> BTreeMap<String, String> {
     found
 }
 
-/// `table.key` and its schema, tiers as nvme ones.
-fn properties() -> BTreeMap<String, Value> {
+/// `table.key` and its schema, of tiers that of the kind at `tier_kind`.
+fn properties(tier_kind: usize) -> BTreeMap<String, Value> {
     let schema = schema();
     let mut found = BTreeMap::new();
     for (name, table) in schema["properties"].as_object().expect("tables") {
-        let table = if name == "tier" { &table["items"]["oneOf"][0] } else { table };
+        let table = if name == "tier" { &table["items"]["oneOf"][tier_kind] } else { table };
         for (key, property) in table["properties"].as_object().expect("keys") {
             found.insert(format!("{name}.{key}"), property.clone());
         }
@@ -57,13 +64,10 @@ fn the_file_is_what_the_table_of_keys_says() {
     assert!(file() == example(), "terrace.example.toml is stale: `terrace config example > terrace.example.toml`");
 }
 
-#[test]
-fn every_key_of_the_schema_stands_in_the_file_with_its_default() {
-    let (file, properties) = (assignments(&file()), properties());
-    let keys = |keys: Vec<&String>| keys.into_iter().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(file.keys().collect()), keys(properties.keys().collect()));
+/// Whether the literals in the file are the defaults in the schema. Gives the number of those.
+fn check_defaults(file: &BTreeMap<String, String>, properties: &BTreeMap<String, Value>) -> usize {
     let mut defaults = 0;
-    for (key, property) in &properties {
+    for (key, property) in properties {
         assert!(property["description"].as_str().is_some_and(|text| text.ends_with('.')), "{key}");
         if let Some(default) = property.get("default") {
             let literal: toml::Table = format!("v = {}", file[key]).parse().expect("a TOML literal");
@@ -79,38 +83,77 @@ fn every_key_of_the_schema_stands_in_the_file_with_its_default() {
             defaults += 1;
         }
     }
+    defaults
+}
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(text, "terrace.example.toml").map_err(|error| error.to_string())
+}
+
+#[test]
+fn every_key_of_the_schema_stands_in_the_file_with_its_default() {
+    let file = file();
+    let (file, properties) = (assignments(parts(&file)[0]), properties(0));
+    assert_eq!(file.keys().collect::<Vec<_>>(), properties.keys().collect::<Vec<_>>());
     // All but the sizes, `numa_node`, a tier's `type`, `name` and `paths`, and the server's `group` and `metrics`.
-    assert_eq!(defaults, properties.len() - 10);
+    assert_eq!(check_defaults(&file, &properties), properties.len() - 10);
 }
 
 #[test]
 fn the_file_parses_and_its_commented_lines_change_nothing() {
-    let parse = |text: &str| Config::parse(text, "terrace.example.toml").map_err(|error| error.to_string());
-    let as_it_stands = parse(&file()).expect("it parses");
+    let file = file();
+    let as_it_stands = parse(&file).expect("it parses");
     assert_eq!(as_it_stands.primary.blocks, 32_768);
-    let mut in_force = parse(&all_in_force(&file())).expect("it parses with every line in force");
+    let mut in_force = parse(&all_in_force(parts(&file)[0])).expect("it parses with every line in force");
     // The examples that are no defaults.
     assert_eq!(in_force.primary.numa_node.take(), Some(0));
     assert_eq!(in_force.server.group.take().as_deref(), Some("vllm"));
     assert_eq!(in_force.server.metrics.take().as_deref(), Some("127.0.0.1:9464"));
     assert_eq!(in_force, as_it_stands);
     // All keys are in force there: the effective configuration writes no other.
-    let written = |text: &str| assignments(&format!("{text}\n# A memory tier"));
-    let mut shown: Vec<String> = written(&as_it_stands.to_toml()).into_keys().collect();
+    let mut shown: Vec<String> = assignments(&as_it_stands.to_toml()).into_keys().collect();
     shown.extend(
         ["primary.capacity", "primary.numa_node", "server.group", "server.metrics", "tier.blocks"].map(str::to_owned),
     );
     shown.sort();
-    assert_eq!(shown, properties().into_keys().collect::<Vec<_>>());
+    assert_eq!(shown, properties(0).into_keys().collect::<Vec<_>>());
 }
 
 #[test]
 fn the_memory_tier_of_the_file_works() {
     let file = file();
-    let (_, memory) = file.split_once("\n# A memory tier").expect("the memory tier comes last");
-    let (_, memory) = memory.split_once('\n').expect("its keys");
-    let config = Config::parse(&format!("{file}{}", memory.replace('#', "")), "t.toml").expect("it parses");
+    let [most, memory, _] = parts(&file);
+    let config = parse(&format!("{most}{}", memory.replace('#', ""))).expect("it parses");
     let kinds: Vec<_> = config.tiers.iter().map(|tier| tier.kind.word()).collect();
     assert_eq!(kinds, ["nvme", "memory"]);
     assert!(matches!(config.tiers[1].kind, TierKind::Memory(memory) if memory.capacity_bytes == 16 << 30));
+}
+
+#[test]
+fn the_object_tier_of_the_file_has_every_key_and_works() {
+    let file = file();
+    let [_, _, object] = parts(&file);
+    let mut written = assignments(object);
+    for common in ["tier.name", "tier.blocks", "tier.backfill"] {
+        written.insert(common.to_owned(), "false".to_owned());
+    }
+    let mut properties = properties(2);
+    properties.retain(|key, _| key.starts_with("tier."));
+    assert_eq!(written.keys().collect::<Vec<_>>(), properties.keys().collect::<Vec<_>>());
+    // All but the sizes, `type`, `name` and `url`, and the keys that are unset by default.
+    assert_eq!(check_defaults(&written, &properties), properties.len() - 12);
+
+    let config = parse(&format!("[primary]\nblocks = 9\n{}", all_in_force(object))).expect("it parses");
+    let TierKind::Object(object) = &config.tiers[0].kind else { panic!("{:?}", config.tiers) };
+    let want = ObjectConfig {
+        endpoint: Some("http://127.0.0.1:8333".to_owned()),
+        ca_file: Some("/etc/terrace/ca.pem".into()),
+        credentials_file: Some("/etc/terrace/credentials".into()),
+        node: Some("node-1".to_owned()),
+        max_age: Some(Duration::from_secs(30 * 86_400)),
+        read_bytes_per_day: Some(10 << 40),
+        write_bytes_per_day: Some(10 << 40),
+        ..ObjectConfig::new("s3://bucket/terrace", 100 << 40)
+    };
+    assert_eq!(*object, want);
 }

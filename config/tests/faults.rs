@@ -9,6 +9,9 @@ fn faults(text: &str) -> Vec<Fault> {
     }
 }
 
+const SECRET_IN_LINE_7: &str = "7: tier[0].password = (not shown): is no key of a tier; remove it: credentials come from the environment, \
+    a file or the provider chain: see the keys credentials, env_prefix and credentials_file of a [[tier]] of type \"object\"";
+
 /// `line: fault` of each.
 fn told(text: &str) -> Vec<String> {
     faults(text).iter().map(|fault| format!("{}: {fault}", fault.line.unwrap_or(0))).collect()
@@ -64,20 +67,20 @@ fn values() {
             "must be a size from 1B to 1GiB; write a whole number and its unit, such as \"64GiB\"",
         ),
         // Durations.
-        ("deadlines", "lookup = \"0s\"", "must be a duration from 1ms to 24h; write at least \"1ms\""),
-        ("deadlines", "lookup = \"999us\"", "must be a duration from 1ms to 24h; write at least \"1ms\""),
-        ("deadlines", "lookup = \"86400000000001ns\"", "must be a duration from 1ms to 24h; write at most \"24h\""),
-        ("deadlines", "lookup = 5", "must be a duration from 1ms to 24h; write the unit: \"5s\" or \"5ms\""),
-        ("deadlines", "lookup = 0.5", "must be a duration from 1ms to 24h; write \"5s\""),
+        ("deadlines", "lookup = \"0s\"", "must be a duration from 1ms to 1d; write at least \"1ms\""),
+        ("deadlines", "lookup = \"999us\"", "must be a duration from 1ms to 1d; write at least \"1ms\""),
+        ("deadlines", "lookup = \"86400000000001ns\"", "must be a duration from 1ms to 1d; write at most \"1d\""),
+        ("deadlines", "lookup = 5", "must be a duration from 1ms to 1d; write the unit: \"5s\" or \"5ms\""),
+        ("deadlines", "lookup = 0.5", "must be a duration from 1ms to 1d; write \"5s\""),
         (
             "deadlines",
             "lookup = \"0.5s\"",
-            "must be a duration from 1ms to 24h; write a whole number of a smaller unit: \"500ms\"",
+            "must be a duration from 1ms to 1d; write a whole number of a smaller unit: \"500ms\"",
         ),
         (
             "breaker",
             "cooldown = \"-5s\"",
-            "must be a duration from 1ms to 24h; write a whole number and its unit, such as \"10ms\" or \"5s\"",
+            "must be a duration from 1ms to 1d; write a whole number and its unit, such as \"10ms\" or \"5s\"",
         ),
         // Shares.
         ("limits", "pin_share = 1.01", "must be a number from 0.0 to 1.0; write at most 1.0"),
@@ -231,13 +234,13 @@ fn files() {
         ),
         (
             "[primary]\nblocks = 9\n\n[[tier]]\nblocks = 9\n".to_owned(),
-            vec!["4: tier[0].type: must be written; write type = \"nvme\" or type = \"memory\""],
+            vec!["4: tier[0].type: must be written; write type = \"nvme\", type = \"memory\" or type = \"object\""],
         ),
         (
-            "[primary]\nblocks = 9\n[[tier]]\ntype = \"object\"\nblocks = 9\nurl = \"s3://b\"".to_owned(),
+            "[primary]\nblocks = 9\n[[tier]]\ntype = \"bucket\"\nblocks = 9\nurl = \"s3://abc\"\npassword = \"pw\"".to_owned(),
             vec![
-                "4: tier[0].type = \"object\": must be one of \"nvme\", \"memory\"; write \"nvme\"",
-                "6: tier[0].url = \"s3://b\": is no key of a tier; remove it",
+                "4: tier[0].type = \"bucket\": must be one of \"nvme\", \"memory\", \"object\"; write \"nvme\"",
+                SECRET_IN_LINE_7,
             ],
         ),
         (
@@ -290,6 +293,251 @@ fn files() {
         ),
         ("[primary]\nblocks = 3\nblocks = 4".to_owned(), vec!["3: blocks = 4: duplicate key; correct the TOML here"]),
     ] {
+        assert_eq!(told(&text), want, "\n{text}");
+    }
+}
+
+/// What is written beside `type` and `capacity` of an object tier, and what is told of it.
+#[test]
+fn object_tiers() {
+    let secret = "credentials come from the environment, a file or the provider chain: see the keys credentials, env_prefix and \
+                  credentials_file of a [[tier]] of type \"object\"";
+    let s3 = |rest: &str| format!("url = \"s3://abc/x\"\n{rest}");
+    let url = "must be s3://BUCKET/PREFIX or file:///DIRECTORY";
+    let server = "must be http:// or https://, a host and perhaps a port";
+    let beside = "must not stand beside a url of a directory; remove it, or write an s3:// url";
+    for (lines, want) in [
+        (s3(""), vec![]),
+        ("url = \"file:///mnt/shared\"\ncredentials = \"none\"".to_owned(), vec![]),
+        // Places.
+        (
+            "linger = \"1s\"".to_owned(),
+            vec!["3: tier[0].url: must be written; write url = \"s3://bucket/terrace\" under [[tier]]".to_owned()],
+        ),
+        (
+            "url = \"\"".to_owned(),
+            vec![format!("6: tier[0].url = \"\": {url}; write url = \"s3://bucket/terrace\" under [[tier]]")],
+        ),
+        (
+            "url = \"gs://abc/x\"".to_owned(),
+            vec![format!(
+                "6: tier[0].url = \"gs://abc/x\": {url}; write \"s3://bucket/terrace\", for other servers than AWS with endpoint = \
+                 \"https://host:port\""
+            )],
+        ),
+        (
+            "url = \"s3://Abc\"".to_owned(),
+            vec![format!(
+                "6: tier[0].url = \"s3://Abc\": {url}; name the bucket by 3 to 63 lower-case letters, digits, '-' or '.', the first and the \
+                 last no sign"
+            )],
+        ),
+        (
+            "url = \"s3://abc/x y\"".to_owned(),
+            vec![format!(
+                "6: tier[0].url = \"s3://abc/x y\": {url}; use letters, digits, '.', '_', '-' and '/' in the prefix alone"
+            )],
+        ),
+        (
+            "url = \"s3://abc/../x\"".to_owned(),
+            vec![format!(
+                "6: tier[0].url = \"s3://abc/../x\": {url}; remove doubled slashes, '.' and '..' from the prefix"
+            )],
+        ),
+        (
+            "url = \"file://mnt\"".to_owned(),
+            vec![format!(
+                "6: tier[0].url = \"file://mnt\": {url}; write three slashes and an absolute directory: \"file:///mnt/shared/terrace\""
+            )],
+        ),
+        (
+            s3("endpoint = \"host:80\""),
+            vec![format!(
+                "7: tier[0].endpoint = \"host:80\": {server}; write \"https://host:port\", or http:// for a server without TLS"
+            )],
+        ),
+        (
+            s3("endpoint = \"http://host:x\""),
+            vec![format!(
+                "7: tier[0].endpoint = \"http://host:x\": {server}; write a host and a port of 1 to 65535: \"https://host:port\""
+            )],
+        ),
+        (
+            s3("endpoint = \"http://host/abc\""),
+            vec![format!(
+                "7: tier[0].endpoint = \"http://host/abc\": {server}; remove what follows the host and its port; bucket and prefix stand in url"
+            )],
+        ),
+        (
+            "url = \"file:///x\"\nendpoint = \"http://host\"\nca_file = \"/ca\"\ncredentials_file = \"/c\"\ncredentials = \"file\"".to_owned(),
+            vec![
+                format!("7: tier[0].endpoint = \"http://host\": {beside}"),
+                format!("8: tier[0].ca_file = \"/ca\": {beside}"),
+                format!("9: tier[0].credentials_file = \"/c\": {beside}"),
+                format!("10: tier[0].credentials = \"file\": {beside}"),
+            ],
+        ),
+        // Credentials, none of which is told again.
+        (
+            s3("credentials = \"file\""),
+            vec![
+                "7: tier[0].credentials = \"file\": must have a credentials_file; write credentials_file = \
+                 \"/etc/terrace/credentials\" under this [[tier]]"
+                    .to_owned(),
+            ],
+        ),
+        (
+            s3("credentials = \"environment\"\ncredentials_file = \"/c\""),
+            vec![
+                "8: tier[0].credentials_file = \"/c\": must not stand beside credentials = \"environment\"; remove it, or write \
+                 credentials = \"chain\" or \"file\""
+                    .to_owned(),
+            ],
+        ),
+        (
+            s3("access_key_id = \"AKIA\"\nAWS_SECRET_ACCESS_KEY = \"hidden\"\npassword = [\"hidden\"]"),
+            ["7: tier[0].access_key_id", "8: tier[0].AWS_SECRET_ACCESS_KEY", "9: tier[0].password"]
+                .map(|at| format!("{at} = (not shown): is no key of a tier of type \"object\"; remove it: {secret}"))
+                .to_vec(),
+        ),
+        (
+            s3("secret_access_key = hidden"),
+            vec![
+                format!("7: (not shown): string values must be quoted, expected literal string; remove it: {secret}"),
+                format!("7: tier[0].secret_access_key = (not shown): is no key of a tier of type \"object\"; remove it: {secret}"),
+            ],
+        ),
+        (
+            "url = \"s3://key:hidden@abc/x\"\nendpoint = \"https://key:hidden@host\"".to_owned(),
+            vec![
+                format!("6: tier[0].url = (not shown): {url}; remove it: {secret}"),
+                format!("7: tier[0].endpoint = (not shown): {server}; remove it: {secret}"),
+            ],
+        ),
+        // Sizes.
+        (
+            s3("segment_bytes = \"2MiB\""),
+            vec![
+                "7: tier[0].segment_bytes = \"2MiB\": must hold one block of 2MiB, with its header of 256B and 4KiB for the segment itself; \
+                 write at least \"3MiB\""
+                    .to_owned(),
+            ],
+        ),
+        (
+            s3("[geometry]\nblock_bytes = \"1GiB\""),
+            vec![
+                "3: tier[0].segment_bytes: must hold one block of 1GiB, with its header of 256B and 4KiB for the segment itself; \
+                 lower geometry.block_bytes"
+                    .to_owned(),
+                "5: tier[0].capacity = \"1GiB\": must hold at least one block (geometry.block_bytes and a header of 256B); write at least \
+                 \"1073742080B\""
+                    .to_owned(),
+            ],
+        ),
+        (
+            s3("staging_bytes = \"32MiB\""),
+            vec![
+                "7: tier[0].staging_bytes = \"32MiB\": must be at least segment_bytes, 64MiB; write at least \"64MiB\"".to_owned(),
+            ],
+        ),
+        (
+            s3("segment_bytes = \"1GiB\""),
+            vec![
+                "7: tier[0].segment_bytes = \"1GiB\": must be at most staging_bytes, 512MiB; write at most \"512MiB\", or a \
+                 staging_bytes of at least \"1GiB\" too"
+                    .to_owned(),
+            ],
+        ),
+        (
+            s3("part_bytes = \"4MiB\""),
+            vec!["7: tier[0].part_bytes = \"4MiB\": must be a size from 5MiB to 1GiB; write at least \"5MiB\"".to_owned()],
+        ),
+        (
+            s3("low_watermark = 0.96"),
+            vec!["7: tier[0].low_watermark = 0.96: must be at most high_watermark, 0.95; write at most 0.95".to_owned()],
+        ),
+        (
+            s3("low_watermark = 0.0\nhigh_watermark = 0.0001"),
+            vec![
+                "8: tier[0].high_watermark = 0.0001: must leave room for one block of 2097408B in the 1GiB of the tier; raise it, or the \
+                 size of the tier"
+                    .to_owned(),
+            ],
+        ),
+        // Times.
+        (
+            s3("fold_interval = \"31s\""),
+            vec![
+                "7: tier[0].fold_interval = \"31s\": must be at most fold_interval_max, 30s; write at most \"30s\", or a \
+                 fold_interval_max of at least \"31s\" too"
+                    .to_owned(),
+            ],
+        ),
+        (
+            s3("lease = \"2s\""),
+            vec!["7: tier[0].lease = \"2s\": must be a duration from 3s to 1d; write at least \"3s\"".to_owned()],
+        ),
+        (
+            s3("orphan_age = \"9m\""),
+            vec!["7: tier[0].orphan_age = \"9m\": must be a duration from 10m to 3650d; write at least \"10m\"".to_owned()],
+        ),
+        (
+            s3("max_age = \"3651d\"\nlog_retention = 30"),
+            vec![
+                "7: tier[0].max_age = \"3651d\": must be a duration from 1s to 3650d; write at most \"3650d\"".to_owned(),
+                "8: tier[0].log_retention = 30: must be a duration from 1m to 3650d; write the unit: \"30s\" or \"30ms\"".to_owned(),
+            ],
+        ),
+        (
+            s3("log_retention = \"80s\"\nfold_interval_max = \"41s\""),
+            vec![
+                "7: tier[0].log_retention = \"80s\": must be at least twice fold_interval_max, 41s; write at least \"82s\", or a \
+                 shorter fold_interval_max"
+                    .to_owned(),
+            ],
+        ),
+        (
+            s3("fold_interval_max = \"31m\""),
+            vec![
+                "7: tier[0].fold_interval_max = \"31m\": must be at most half of log_retention, 1h; write at most \"30m\", or raise \
+                 log_retention"
+                    .to_owned(),
+            ],
+        ),
+        // Words and names.
+        (
+            s3("collector = \"nver\"\nenv_prefix = \"A B\"\nregion = \"\""),
+            vec![
+                "7: tier[0].collector = \"nver\": must be one of \"auto\", \"always\", \"never\"; write \"never\"".to_owned(),
+                "8: tier[0].env_prefix = \"A B\": must be a string of 1 to 64 letters, digits, '-', '_' or '.'; write \"AWS_\"".to_owned(),
+                "9: tier[0].region = \"\": must be a string of 1 to 64 letters, digits, '-', '_' or '.'; write \"us-east-1\"".to_owned(),
+            ],
+        ),
+        (
+            s3("paths = [\"/x\"]"),
+            vec![
+                "7: tier[0].paths = [\"/x\"]: is no key of a tier of type \"object\"; remove it, or change the type".to_owned(),
+            ],
+        ),
+        // Further tiers.
+        (
+            s3("[[tier]]\ntype = \"object\"\nblocks = 9\nurl = \"s3://abc/x/\""),
+            vec![
+                "10: tier[1].url = \"s3://abc/x/\": must not be tier[0].url once more; write a prefix of its own".to_owned(),
+            ],
+        ),
+        (s3("[[tier]]\ntype = \"object\"\nblocks = 9\nurl = \"s3://abc/y\""), vec![]),
+        (s3("[[tier]]\ntype = \"object\"\nblocks = 9\nurl = \"s3://abc/x\"\nendpoint = \"http://other\""), vec![]),
+        (
+            "url = \"file:///x/\"\n[[tier]]\ntype = \"nvme\"\nblocks = 9\npaths = [\"/x/nvme\"]".to_owned(),
+            vec![
+                "10: tier[1].paths[0] = \"/x/nvme\": must not lie inside or around tier[0].url, \"/x\"; write a directory of its own, on \
+                 another disk if it is to add speed"
+                    .to_owned(),
+            ],
+        ),
+    ] {
+        let text = format!("[primary]\nblocks = 9\n[[tier]]\ntype = \"object\"\ncapacity = \"1GiB\"\n{lines}");
         assert_eq!(told(&text), want, "\n{text}");
     }
 }

@@ -47,3 +47,22 @@ fn a_geometry_that_does_not_fit_names_its_key() {
     let too_large = refused(Geometry { block_bytes: 64 << 20, ..GEOMETRY });
     assert!(too_large.contains("session 7") && too_large.contains("primary.blocks"), "{too_large}");
 }
+
+#[test]
+fn pools_share_a_bucket_and_its_limits() {
+    let text = "[primary]\nblocks = 9\n[server]\npools = 4\n[[tier]]\ntype = \"object\"\ncapacity = \"1TiB\"\nurl = \"s3://abc/x\"\n\
+                read_requests_per_second = 2\nread_bytes_per_day = \"1GiB\"\n";
+    let config = Config::parse(text, "pool.toml").expect("it parses");
+    let pool = config.for_pool(3, Namespace::default(), GEOMETRY, "hello").expect("it fits");
+    let TierKind::Object(object) = &pool.tiers[0].kind else { panic!("{:?}", pool.tiers) };
+    assert_eq!((object.url.as_str(), object.capacity_bytes), ("s3://abc/x", 256 << 30));
+    // A limit never becomes none.
+    assert_eq!((object.read_requests_per_second, object.write_requests_per_second), (1, 0));
+    assert_eq!((object.read_bytes_per_day, object.write_bytes_per_day), (Some(256 << 20), None));
+    let large = Geometry { block_bytes: 64 << 20, blocks_per_chunk: 1, ..GEOMETRY };
+    let mut roomy = config;
+    roomy.primary.blocks = 1 << 20;
+    let error =
+        roomy.for_pool(0, Namespace::default(), large, "session 7").expect_err("a segment holds no block").to_string();
+    assert!(error.contains("tier[0].segment_bytes"), "{error}");
+}

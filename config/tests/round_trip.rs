@@ -31,7 +31,7 @@ fn primary() -> impl Strategy<Value = PrimaryConfig> {
 
 fn geometry() -> impl Strategy<Value = Geometry> {
     // Blocks of 512 bytes and more: a tier of 1 TiB may not hold more than 2^31.
-    (512..=262_144_u32, 1..=65_536_u32, 1..=4096_u32, 1..=1024_u32, 1..=64_u8).prop_map(
+    (512..=131_072_u32, 1..=65_536_u32, 1..=4096_u32, 1..=1024_u32, 1..=64_u8).prop_map(
         |(page_bytes, tokens_per_block, blocks_per_chunk, groups, hash_bytes)| Geometry {
             block_bytes: page_bytes * blocks_per_chunk,
             tokens_per_block,
@@ -85,7 +85,7 @@ fn deadlines() -> impl Strategy<Value = Deadlines> {
     })
 }
 
-/// A tier for blocks of up to 1 GiB. Its name and directories start with `i`, so that tiers do not clash.
+/// A tier for blocks of up to 512 MiB. Its name and directories start with `i`, so that tiers do not clash.
 fn tier(i: usize) -> impl Strategy<Value = TierConfig> {
     let capacity = || (2_u64 << 30)..=(1 << 40);
     let paths = proptest::collection::vec("[^/\\x00]{1,8}", 1..4).prop_map(move |names| {
@@ -111,8 +111,85 @@ fn tier(i: usize) -> impl Strategy<Value = TierConfig> {
             })
         });
     let memory = capacity().prop_map(|capacity_bytes| TierKind::Memory(MemoryConfig { capacity_bytes }));
-    ("[A-Za-z0-9._-]{0,20}", any::<bool>(), prop_oneof![nvme, memory])
+    let object =
+        (object(i), capacity(), 0.6..=1.0_f64, 0.0..=0.6_f64).prop_map(|(object, capacity_bytes, high, low)| {
+            TierKind::Object(ObjectConfig { capacity_bytes, high_watermark: high, low_watermark: low, ..object })
+        });
+    ("[A-Za-z0-9._-]{0,20}", any::<bool>(), prop_oneof![nvme, memory, object])
         .prop_map(move |(name, backfill, kind)| TierConfig { name: format!("{i}{name}"), backfill, kind })
+}
+
+/// An object tier for blocks of up to 512 MiB.
+fn object(i: usize) -> impl Strategy<Value = ObjectConfig> {
+    use proptest::option::of;
+    let label = || "[A-Za-z0-9._-]{1,20}";
+    let age = |least: u64| (least..=315_360_000_u64).prop_map(Duration::from_secs);
+    let path = || of("/[^\\x00]{1,8}".prop_map(PathBuf::from));
+    let credentials = prop_oneof![
+        (path(), Just(Credentials::Chain)),
+        Just((None, Credentials::Environment)),
+        "/[a-z]{1,8}".prop_map(|file| (Some(file.into()), Credentials::File)),
+        Just((None, Credentials::None)),
+    ];
+    let bucket =
+        (of(Just("https://host:9000".to_owned())), path(), credentials, "[a-z]{3,9}(/[A-Za-z0-9_-]{1,9}){0,3}");
+    let place = prop_oneof![
+        bucket.prop_map(move |(endpoint, ca_file, (credentials_file, credentials), place)| ObjectConfig {
+            endpoint,
+            ca_file,
+            credentials_file,
+            credentials,
+            ..ObjectConfig::new(format!("s3://{i}{place}"), 0)
+        }),
+        "[^/\\x00]{0,8}".prop_map(move |name| ObjectConfig::new(format!("file:///{i}/0{name}"), 0)),
+    ];
+    let words = (label(), label(), label(), of(label()), any::<bool>(), any::<bool>());
+    let sizes =
+        ((513_u32 << 20)..=(1 << 30), (5_u32 << 20)..=(1 << 30), (64_u32 << 10)..=(1 << 30), (1_u64 << 30)..=(1 << 60));
+    let times = (duration(), duration(), duration(), duration(), duration());
+    let ages = (of(age(1)), age(600), age(2 * 86_400), (3..=86_400_u64).prop_map(Duration::from_secs));
+    let limits =
+        (1..=1024_u32, 1..=16_777_216_u32, any::<u32>(), any::<u32>(), of(1..=(1_u64 << 60)), of(1..=(1_u64 << 60)));
+    let collector = prop_oneof![Just(Collector::Auto), Just(Collector::Always), Just(Collector::Never)];
+    (place, words, sizes, times, ages, limits, collector, 0.0..=1.0_f64).prop_map(
+        |(place, words, sizes, times, ages, limits, collector, hedge_share)| {
+            let (region, env_prefix, credentials_profile, node, path_style, sign_payload) = words;
+            let (segment_bytes, part_bytes, range_bytes, staging_bytes) = sizes;
+            let (linger, publish_interval, fold, other_fold, compaction_interval) = times;
+            let (max_age, orphan_age, log_retention, lease) = ages;
+            let (connections, queue_entries, reads, writes, read_bytes_per_day, write_bytes_per_day) = limits;
+            ObjectConfig {
+                region,
+                env_prefix,
+                credentials_profile,
+                node,
+                path_style,
+                sign_payload,
+                segment_bytes,
+                part_bytes,
+                range_bytes,
+                staging_bytes,
+                linger,
+                publish_interval,
+                fold_interval: fold.min(other_fold),
+                fold_interval_max: fold.max(other_fold),
+                compaction_interval,
+                max_age,
+                orphan_age,
+                log_retention,
+                lease,
+                connections,
+                queue_entries,
+                read_requests_per_second: reads,
+                write_requests_per_second: writes,
+                read_bytes_per_day,
+                write_bytes_per_day,
+                collector,
+                hedge_share,
+                ..place
+            }
+        },
+    )
 }
 
 fn server() -> impl Strategy<Value = ServerConfig> {
@@ -169,13 +246,13 @@ prop_compose! {
 /// Lines that make something of a file, good and bad, so that random texts get past the TOML.
 fn line() -> impl Strategy<Value = String> {
     let key = prop_oneof![
-        "primary|geometry|limits|deadlines|tier|capacity|blocks|block_bytes|paths|type|name|low_watermark|high_watermark",
+        "primary|geometry|limits|deadlines|tier|capacity|blocks|block_bytes|paths|type|name|low_watermark|high_watermark|url|endpoint|password",
         "[a-z_.\"]{0,8}",
     ];
     let value = prop_oneof![
         any::<i64>().prop_map(|n| n.to_string()),
         any::<f64>().prop_map(|n| format!("{n:?}")),
-        "\"[0-9]{0,25}(\\.[0-9]{0,5})? ?(B|KiB|PiB|GB|ms|h|nvme|memory|é)?\"",
+        "\"[0-9]{0,25}(\\.[0-9]{0,5})? ?(B|KiB|PiB|GB|ms|h|d|nvme|memory|object|s3://abc|é)?\"",
         "\\[(\"/[a-c]{0,2}/?\", ?){0,4}\\]",
         ".{0,12}",
     ];
@@ -224,7 +301,8 @@ proptest! {
 #[test]
 fn what_is_left_out_has_its_default() {
     let text = "[primary]\ncapacity = \"1GiB\"\n[[tier]]\ntype = \"nvme\"\npaths = [\"/a\", \"/b\"]\nblocks = 10\n\
-                [[tier]]\ntype = \"memory\"\nblocks = 3\n[[tier]]\ntype = \"nvme\"\npaths = [\"c\"]\ncapacity = 1_073_741_824\n";
+                [[tier]]\ntype = \"memory\"\nblocks = 3\n[[tier]]\ntype = \"nvme\"\npaths = [\"c\"]\ncapacity = 1_073_741_824\n\
+                [[tier]]\ntype = \"object\"\nurl = \"s3://abc\"\nblocks = 2\n";
     let secs = Duration::from_secs;
     let nvme = |paths: &[&str], capacity_bytes| {
         TierKind::Nvme(NvmeConfig {
@@ -239,6 +317,44 @@ fn what_is_left_out_has_its_default() {
             catalog: Choice::Auto,
         })
     };
+    let object = ObjectConfig {
+        url: "s3://abc".to_owned(),
+        capacity_bytes: 2 * ((2 << 20) + 256),
+        endpoint: None,
+        region: "us-east-1".to_owned(),
+        path_style: true,
+        ca_file: None,
+        credentials: Credentials::Chain,
+        env_prefix: "AWS_".to_owned(),
+        credentials_file: None,
+        credentials_profile: "default".to_owned(),
+        sign_payload: false,
+        node: None,
+        high_watermark: 0.95,
+        low_watermark: 0.9,
+        max_age: None,
+        segment_bytes: 64 << 20,
+        part_bytes: 16 << 20,
+        range_bytes: 8 << 20,
+        linger: Duration::from_millis(100),
+        staging_bytes: 512 << 20,
+        connections: 32,
+        queue_entries: 65_536,
+        publish_interval: Duration::from_millis(200),
+        fold_interval: Duration::from_millis(250),
+        fold_interval_max: secs(30),
+        hedge_share: 0.05,
+        read_requests_per_second: 0,
+        write_requests_per_second: 0,
+        read_bytes_per_day: None,
+        write_bytes_per_day: None,
+        collector: Collector::Auto,
+        lease: secs(30),
+        compaction_interval: secs(60),
+        orphan_age: secs(3600),
+        log_retention: secs(3600),
+    };
+    assert_eq!(ObjectConfig::new("s3://abc", object.capacity_bytes), object);
     let tier = |name: &str, kind| TierConfig { name: name.to_owned(), backfill: false, kind };
     let want = Config {
         primary: PrimaryConfig {
@@ -293,6 +409,7 @@ fn what_is_left_out_has_its_default() {
             tier("nvme", nvme(&["/a", "/b"], 10 * ((2 << 20) + 4096))),
             tier("memory", TierKind::Memory(MemoryConfig { capacity_bytes: 3 * (2 << 20) })),
             tier("nvme-2", nvme(&["c"], 1 << 30)),
+            tier("object", TierKind::Object(object)),
         ],
     };
     assert_eq!(Config::parse(text, "t.toml").map_err(|error| error.to_string()), Ok(want));

@@ -85,6 +85,7 @@ impl Life {
                     Box::new(MemoryTier::new(&configured.name, *memory, Arc::clone(start.region)))
                 }
                 TierKind::Nvme(_) => Box::new(tier.clone()),
+                TierKind::Object(_) => panic!("the simulation has no object tier"),
             }
         });
         let manager = TieringOffloadingManager::new(config, tiers.collect(), clock);
