@@ -25,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "terrace-connector",
         ],
     ),
+    ("terrace-test-s3", &[]),
     ("terrace-simulation", &["terrace-config", "terrace-primary", "terrace-tiers", "terrace-tiering"]),
 ];
 
