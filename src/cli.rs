@@ -10,6 +10,7 @@ use tracing_subscriber::EnvFilter;
 use crate::bench::BenchCommand;
 use crate::config_cmd::ConfigCommand;
 use crate::failure::BadInput;
+use crate::object_cmd::ObjectCommand;
 use crate::replay::{self, ReplayOptions};
 use crate::serve::{self, ServeOptions};
 
@@ -37,6 +38,11 @@ enum Command {
         #[command(subcommand)]
         command: BenchCommand,
     },
+    /// Look into the bucket of an object tier, check it, clean it up
+    Object {
+        #[command(subcommand)]
+        command: ObjectCommand,
+    },
     /// Check, show and describe configuration files
     Config {
         #[command(subcommand)]
@@ -55,6 +61,7 @@ pub fn run() -> ExitCode {
         Command::Serve(options) => serve::run(&options),
         Command::Replay(options) => replay::run(&options),
         Command::Bench { command } => command.run(),
+        Command::Object { command } => command.run(),
         Command::Config { command } => return command.run(),
     })
 }

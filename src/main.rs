@@ -6,6 +6,7 @@ mod config_cmd;
 mod failure;
 mod metrics_endpoint;
 mod notify;
+mod object_cmd;
 mod replay;
 mod serve;
 

@@ -10,6 +10,7 @@ mod gpu_pool;
 mod keys;
 mod mix;
 mod options;
+mod part;
 mod payload;
 mod prefix;
 mod progress;
@@ -33,6 +34,7 @@ use generate::Generator;
 use gpu_pool::GpuPool;
 pub use options::ReplayOptions;
 use options::Switch;
+use part::PartOf;
 use progress::Bars;
 use report::Report;
 use rig::NvmeDir;
@@ -47,6 +49,10 @@ pub fn run(options: &ReplayOptions) -> Result<ExitCode> {
             let requests = options.requests().unwrap_or(0);
             Box::new(Generator::new(options.seed, options.generated_tokens_per_block(), requests))
         }
+    };
+    let source = match options.part {
+        Some(part) => Box::new(PartOf::new(source, part)),
+        None => source,
     };
     let nvme_dir = NvmeDir::new(options);
     let tokens_per_block = source.tokens_per_block();

@@ -7,6 +7,7 @@ use terrace_config::{Choice, Config, NvmeConfig, Policy, TierConfig, TierKind};
 
 use super::generate::TOKENS_PER_BLOCK;
 use super::keys::HASH_BYTES;
+use super::part::Part;
 use crate::failure::BadInput;
 
 /// Requests of a replay of generated traffic, unless the user says otherwise.
@@ -96,6 +97,9 @@ pub struct ReplayOptions {
     /// Stop after so many requests; 0: all of the trace [default: 0, of generated traffic 3000]
     #[arg(long)]
     pub limit: Option<u64>,
+    /// Replay one node's part of the requests, INDEX/COUNT: every COUNT-th one. `--limit` counts those
+    #[arg(long)]
+    pub part: Option<Part>,
     /// Seed of generated traffic
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -243,7 +247,7 @@ impl ReplayOptions {
         }
         let found = config.tiers.iter_mut().find_map(|tier| match &mut tier.kind {
             TierKind::Nvme(nvme) => Some(nvme),
-            TierKind::Memory(_) => None,
+            TierKind::Memory(_) | TierKind::Object(_) => None,
         });
         if let Some(nvme) = found {
             nvme.capacity_bytes = capacity.unwrap_or(nvme.capacity_bytes);

@@ -168,7 +168,7 @@ fn build_tier(
     if options.no_bytes {
         return match &tier.kind {
             TierKind::Nvme(nvme) => Ok(Box::new(null_nvme_tier(&tier.name, nvme, geometry, region, clock)?)),
-            TierKind::Memory(_) => Ok(open_tier(tier, digest, geometry, region, clock)?),
+            TierKind::Memory(_) | TierKind::Object(_) => Ok(open_tier(tier, digest, geometry, region, clock)?),
         };
     }
     let opened = open_tier(tier, digest, geometry, region, Arc::clone(&clock))

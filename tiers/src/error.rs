@@ -75,4 +75,17 @@ pub enum TierError {
         #[source]
         source: io::Error,
     },
+    /// An object tier cannot be used as the configuration says.
+    #[error("tier {tier}: {key}: {problem}")]
+    Object {
+        /// Name of the tier.
+        tier: String,
+        /// The key of the configuration that says so.
+        key: &'static str,
+        /// What is wrong, and the fix. Never holds a secret.
+        problem: String,
+        /// What the system or the store's client said.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
 }

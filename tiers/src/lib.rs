@@ -1,7 +1,8 @@
 //! Secondary tiers: what lies below the primary, behind one trait.
 //!
-//! [`tier`] is the contract, [`conformance`] checks it, [`nvme`] keeps blocks as files, [`memory`] in process memory, and
-//! [`wrappers`] make any tier slow, faulty, hanging or counted. [`open_tier`] builds what the configuration names.
+//! [`tier`] is the contract, [`conformance`] checks it, [`nvme`] keeps blocks as files, [`object`] in a store that a cluster
+//! shares, [`memory`] in process memory, and [`wrappers`] make any tier slow, faulty, hanging or counted. [`open_tier`] builds
+//! what the configuration names.
 pub mod catalog;
 pub mod clock;
 pub mod conformance;
@@ -9,6 +10,7 @@ pub mod error;
 pub mod memory;
 pub mod metrics;
 pub mod nvme;
+pub mod object;
 pub mod open;
 pub mod tier;
 pub mod wrappers;

@@ -52,6 +52,93 @@ pub static TABLE: Table<TierStats> = Table {
         Family::one("terrace_tier_orphans_total", "Blocks that the catalog did not know and a scan found.", |tier| {
             tier.orphans
         }),
+        Family::by(
+            "terrace_object_requests_total",
+            "Requests that an object tier sent to its store, retries and hedges included.",
+            "method",
+            &[
+                ("get", |tier| tier.object.gets),
+                ("put", |tier| tier.object.puts),
+                ("list", |tier| tier.object.lists),
+                ("delete", |tier| tier.object.deletes),
+                ("head", |tier| tier.object.heads),
+            ],
+        ),
+        Family::by(
+            "terrace_object_bytes_total",
+            "Bytes of bodies that an object tier received and sent.",
+            "direction",
+            &[("read", |tier| tier.object.read_bytes), ("write", |tier| tier.object.written_bytes)],
+        ),
+        Family::by(
+            "terrace_object_trouble_total",
+            "What went wrong between an object tier and its store: retry (sent again after a failure), failed (for good), throttled (told \
+             to slow down), over_budget (not sent), reread (bytes that checked out only the second time), aborted (multipart uploads given up).",
+            "reason",
+            &[
+                ("retry", |tier| tier.object.retries),
+                ("failed", |tier| tier.object.request_failures),
+                ("throttled", |tier| tier.object.throttled),
+                ("over_budget", |tier| tier.object.over_budget),
+                ("reread", |tier| tier.object.reread),
+                ("aborted", |tier| tier.object.uploads_aborted),
+            ],
+        ),
+        Family::by(
+            "terrace_object_hedges_total",
+            "GETs that an object tier sent twice because the first was slow, and those whose second answer came first.",
+            "outcome",
+            &[("sent", |tier| tier.object.hedges), ("won", |tier| tier.object.hedges_won)],
+        ),
+        Family::one("terrace_object_concurrency", "Requests that an object tier may send at once now.", |tier| {
+            tier.object.concurrency
+        }),
+        Family::one("terrace_object_segments_stored_total", "Segments that an object tier wrote.", |tier| {
+            tier.object.segments_stored
+        }),
+        Family::one(
+            "terrace_object_skipped_blocks_total",
+            "Blocks that an object tier read only because they lay between wanted ones.",
+            |tier| tier.object.blocks_skipped,
+        ),
+        Family::by(
+            "terrace_object_log_total",
+            "Objects of the index log: published (written), folded (those of other nodes, read), bad (not decodable, skipped).",
+            "event",
+            &[
+                ("published", |tier| tier.object.logs_published),
+                ("folded", |tier| tier.object.logs_folded),
+                ("bad", |tier| tier.object.logs_bad),
+            ],
+        ),
+        Family::one(
+            "terrace_object_resyncs_total",
+            "Full reads of the newest snapshot and the log behind it.",
+            |tier| tier.object.resyncs,
+        ),
+        Family::one(
+            "terrace_object_clock_behind_milliseconds",
+            "By how much this node's clock is behind the newest stamp that it saw in the log.",
+            |tier| tier.object.clock_behind_ms,
+        ),
+        Family::one("terrace_object_is_collector", "1 while this node collects garbage for its cluster.", |tier| {
+            tier.object.is_collector
+        }),
+        Family::one("terrace_object_snapshots_total", "Snapshots of the log that this node wrote.", |tier| {
+            tier.object.snapshots
+        }),
+        Family::by(
+            "terrace_object_removed_segments_total",
+            "Segments that this node took out of the store: evicted (room), aged (not used for too long), orphaned (no log named them), \
+             lost (found gone or damaged).",
+            "reason",
+            &[
+                ("evicted", |tier| tier.object.segments_evicted),
+                ("aged", |tier| tier.object.segments_aged),
+                ("orphaned", |tier| tier.object.segments_orphaned),
+                ("lost", |tier| tier.object.segments_lost),
+            ],
+        ),
     ],
 };
 
@@ -64,12 +151,12 @@ pub fn list() -> Vec<Metric> {
     list.push(Metric::histogram(
         LOAD_SECONDS,
         &["tier"],
-        "Time from the acceptance of a block by an NVMe tier until its bytes are in their slot, verified.",
+        "Time from the acceptance of a block by a tier until its bytes are in their slot, verified.",
     ));
     list.push(Metric::histogram(
         STORE_SECONDS,
         &["tier"],
-        "Time from the acceptance of a block by an NVMe tier until its file is in place.",
+        "Time from the acceptance of a block by a tier until it is in place: its file, or its segment and the log that names it.",
     ));
     list
 }

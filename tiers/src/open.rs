@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::error::TierError;
 use crate::memory::MemoryTier;
 use crate::nvme::{NullPort, NvmeOptions, NvmeTier, ShardPort};
+use crate::object::{ObjectOptions, ObjectTier, SystemWallClock};
 use crate::tier::SecondaryTier;
 
 /// The tier that `config` names, over the blocks of `region`, for one namespace. Waits for the directories to be opened and
@@ -26,6 +27,19 @@ pub fn open_tier(
         TierKind::Nvme(nvme) => {
             let name = config.name.clone();
             Box::new(NvmeTier::open(NvmeOptions { config: nvme, name, namespace, geometry: *geometry, region, clock })?)
+        }
+        TierKind::Object(object) => {
+            let (name, wall) = (config.name.clone(), Arc::new(SystemWallClock));
+            let geometry = *geometry;
+            Box::new(ObjectTier::open(ObjectOptions {
+                config: object,
+                name,
+                namespace,
+                geometry,
+                region,
+                clock,
+                wall,
+            })?)
         }
     })
 }

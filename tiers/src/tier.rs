@@ -13,6 +13,7 @@ use std::time::Duration;
 use terrace_primary::{Key, SlotId};
 
 use crate::clock::Time;
+use crate::object::ObjectStats;
 
 /// Where a tier keeps its blocks, as events name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -192,6 +193,8 @@ pub struct TierStats {
     pub catalog_lost: u64,
     /// Blocks that the catalog did not know and a scan found.
     pub orphans: u64,
+    /// Of an object tier; zero elsewhere.
+    pub object: ObjectStats,
 }
 
 /// A job that was not accepted. Nothing of it was done and nothing will be reported.

@@ -188,11 +188,24 @@ impl Region {
         self.fitting(slot, to.len()).is_some_and(|(mapping, offset)| mapping.read(offset, to))
     }
 
+    /// Copies bytes of `slot`, from byte `at` of it on, to `to`. False as for [`Region::read_slot`], or if it would reach beyond the slot.
+    pub fn read_slot_at(&self, slot: SlotId, at: usize, to: &mut [u8]) -> bool {
+        let Some(end) = at.checked_add(to.len()) else { return false };
+        self.fitting(slot, end).is_some_and(|(mapping, offset)| mapping.read(offset + at, to))
+    }
+
     /// Copies `from` to the start of `slot`. False as for [`Region::read_slot`]. Not synchronised: for tests and for
     /// the one that owns
     /// the slot.
     pub fn write_slot(&self, slot: SlotId, from: &[u8]) -> bool {
         self.fitting(slot, from.len()).is_some_and(|(mapping, offset)| mapping.write(offset, from))
+    }
+
+    /// Copies `from` into `slot`, from byte `at` of it on. False as for [`Region::read_slot`], or if it would reach beyond the slot. For the
+    /// one that owns the slot.
+    pub fn write_slot_at(&self, slot: SlotId, at: usize, from: &[u8]) -> bool {
+        let Some(end) = at.checked_add(from.len()) else { return false };
+        self.fitting(slot, end).is_some_and(|(mapping, offset)| mapping.write(offset + at, from))
     }
 
     /// Reads `len` bytes of the file `fd`, from `offset` on, straight to the start of `slot`: all of them, or an

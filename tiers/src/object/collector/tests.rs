@@ -1,0 +1,311 @@
+use bytes::Bytes;
+use terrace_config::ObjectConfig;
+
+use super::*;
+use crate::object::folder::rig::{Bucket, Fate, Node, Verb, config, pause};
+
+const HOUR: f64 = 3_600.0;
+
+async fn numbers(bucket: &Bucket, node: &Node) -> Vec<u64> {
+    bucket.paths("/snapshots/").await.iter().filter_map(|path| node.shared.names.parse_manifest(path)).collect()
+}
+
+/// A collector without its task.
+fn by_hand(node: &Node, right: Right) -> Collecting {
+    let shared = Arc::clone(&node.shared);
+    Collecting::new(shared, node.state.clone(), node.folder.clone(), node.publisher.clone(), right)
+}
+
+/// What a node that starts now finds.
+async fn found(bucket: &Bucket, name: u64) -> Vec<SegmentId> {
+    let node = Node::start(bucket, name);
+    pause(1.0).await;
+    node.live()
+}
+
+async fn damage(bucket: &Bucket, path: &Path) {
+    let mut bytes = bucket.get(path).await.to_vec();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    bucket.put(path, Bytes::from(bytes)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_and_the_rest_of_the_log_say_what_the_whole_log_said() {
+    let bucket = Bucket::new();
+    let (mut a, b) = (Node::start(&bucket, 1), Node::start(&bucket, 2));
+    a.collect();
+    // A node that is cut off while the log is truncated.
+    let cut_off = bucket.view();
+    let away = Node::start(&cut_off, 3);
+    pause(1.0).await;
+    let mut gone = Vec::new();
+    for round in 0..60_u32 {
+        let id = if round % 2 == 0 { &a } else { &b }.store_object(&bucket, 1 + round % 7).await;
+        if round % 3 == 0 {
+            gone.push(id);
+        }
+        if round == 5 {
+            cut_off.set_fates(|_, _| Fate::Failed);
+        }
+        if round % 10 == 9 {
+            b.publisher.remove(std::mem::take(&mut gone)).await.unwrap().unwrap();
+        }
+        pause(200.0).await;
+    }
+    let live = a.live();
+    assert_eq!(live.len(), 40);
+    assert_eq!(b.live(), live);
+    let logs = bucket.paths("/log/").await;
+    assert!(logs.len() < 40, "{} log objects of 66 are left after three hours", logs.len());
+    assert!(a.shared.counters.logs_removed.get() > 0);
+    assert!(numbers(&bucket, &a).await.len() <= 12, "older manifests go");
+    assert!(bucket.paths("/lease/").await.len() <= 2);
+    assert_eq!(bucket.paths("/segments/").await.len(), 40, "removed segments are deleted");
+    assert_eq!(found(&bucket, 4).await, live);
+    assert!(away.live().len() < 10);
+    cut_off.set_fates(|_, _| Fate::Served);
+    pause(40.0).await;
+    assert_eq!(away.live(), live);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_collects_and_another_takes_over_when_it_stops() {
+    let bucket = Bucket::new();
+    let mut nodes: Vec<Node> = (1..=3).map(|name| Node::start(&bucket, name)).collect();
+    for node in &mut nodes {
+        node.collect();
+    }
+    let collectors = |nodes: &[Node]| nodes.iter().filter(|node| node.shared.counters.is_collector.get() == 1).count();
+    for _ in 0..60 {
+        pause(5.0).await;
+        assert_eq!(collectors(&nodes), 1);
+    }
+    let holder = nodes.iter().position(|node| node.shared.counters.is_collector.get() == 1).unwrap();
+    drop(nodes.remove(holder));
+    pause(45.0).await;
+    assert_eq!(collectors(&nodes), 1);
+    let snapshots = numbers(&bucket, &nodes[0]).await.len();
+    nodes[0].store(1).await.unwrap();
+    pause(130.0).await;
+    assert!(numbers(&bucket, &nodes[0]).await.len() > snapshots);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_collectors_at_once_do_no_harm() {
+    let bucket = Bucket::new();
+    let config =
+        || ObjectConfig { collector: Collector::Always, compaction_interval: Duration::from_secs(10), ..config() };
+    let mut nodes: Vec<Node> = (1..=3).map(|name| Node::start_with(&bucket, name, 0, config())).collect();
+    for node in &mut nodes {
+        node.collect();
+    }
+    pause(1.0).await;
+    let mut all = Vec::new();
+    for round in 0..200 {
+        let id = nodes[round % 3].store_object(&bucket, 3).await;
+        if round % 4 == 0 {
+            nodes[(round + 1) % 3].publisher.remove(vec![id]).await.unwrap().unwrap();
+        } else {
+            all.push(id);
+        }
+        pause(40.0).await;
+    }
+    pause(130.0).await;
+    all.sort();
+    for node in &nodes {
+        assert_eq!(node.live(), all);
+        assert!(node.shared.counters.snapshots.get() > 0);
+    }
+    assert_eq!(found(&bucket, 9).await, all);
+    let left = numbers(&bucket, &nodes[0]).await;
+    assert!(left.windows(2).all(|pair| pair[1] == pair[0] + 1), "one history: {left:?}");
+    assert_eq!(bucket.paths("/segments/").await.len(), all.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_was_stopped_for_an_hour_does_nothing_more() {
+    for stopped_at in ["/parts/", "/snapshots/"] {
+        let bucket = Bucket::new();
+        let view = bucket.view();
+        let node = Node::start(&view, 1);
+        pause(1.0).await;
+        node.store_object(&bucket, 1).await;
+        let lease = Arc::new(Mutex::new(Lease::new(config().lease)));
+        lease.lock().unwrap().took(1, node.shared.clock.now(), node.shared.wall.now_ms());
+        let right = Right::Lease(lease);
+        let mut collecting = by_hand(&node, right.clone());
+        collecting.compact(true).await.unwrap();
+        node.store_object(&bucket, 1).await;
+        let doomed = node.store_object(&bucket, 1).await;
+        node.publisher.remove(vec![doomed]).await.unwrap().unwrap();
+        let (before, time) = (bucket.paths("/").await, node.time.clone());
+        // It stops while it lists, and goes on an hour later.
+        let mut stopped = false;
+        view.set_fates(move |verb, path| {
+            if verb == Verb::List && format!("{path}/").contains(stopped_at) && !stopped {
+                stopped = true;
+                time.stop_for(Duration::from_secs_f64(HOUR));
+            }
+            Fate::Served
+        });
+        assert!(collecting.compact(true).await.is_err());
+        assert!(collecting.delete_removed(true).await.is_err());
+        assert!(!right.holds(&node.shared));
+        assert_eq!(bucket.paths("/").await, before, "stopped at {stopped_at}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn orphans_go_by_the_stores_clock_and_nothing_else_does() {
+    let bucket = Bucket::new();
+    // Its own clock is of no use.
+    let node = Node::start_with(&bucket, 1, -600_000, config());
+    pause(1.0).await;
+    let live = node.store_object(&bucket, 2).await;
+    let orphan = node.shared.names.segment(node.record(1).id);
+    bucket.put(&orphan, Bytes::from_static(b"nobody's")).await;
+    let foreign = node.shared.names.segments().clone().join("notes.txt");
+    bucket.put(&foreign, Bytes::from_static(b"somebody's")).await;
+    let mut collecting = by_hand(&node, Right::Always);
+    pause(HOUR - 60.0).await;
+    let young = node.shared.names.segment(node.record(1).id);
+    bucket.put(&young, Bytes::from_static(b"perhaps to be published")).await;
+    collecting.sweep(true).await.unwrap();
+    assert!(bucket.has(&orphan).await, "not old enough");
+    pause(120.0).await;
+    let removed = node.store_object(&bucket, 2).await;
+    node.publisher.remove(vec![removed]).await.unwrap().unwrap();
+    collecting.sweep(false).await.unwrap();
+    assert!(bucket.has(&orphan).await, "only looked");
+    collecting.sweep(true).await.unwrap();
+    collecting.delete_removed(true).await.unwrap();
+    let names = &node.shared.names;
+    for (path, stays) in [
+        (&orphan, false),
+        (&foreign, true),
+        (&young, true),
+        (&names.segment(live), true),
+        (&names.segment(removed), true),
+    ] {
+        assert_eq!(bucket.has(path).await, stays, "{path}");
+    }
+    assert_eq!(node.shared.counters.segments_orphaned.get(), 1);
+    pause(61.0).await;
+    collecting.delete_removed(true).await.unwrap();
+    assert!(!bucket.has(&names.segment(removed)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_orphan_is_deleted_while_something_of_the_log_is_missing() {
+    let bucket = Bucket::new();
+    let (a, b) = (Node::start(&bucket, 1), Node::start(&bucket, 2));
+    pause(1.0).await;
+    b.store_object(&bucket, 1).await;
+    let hidden = bucket.paths("/log/").await.pop().unwrap();
+    bucket.delete(hidden.as_ref()).await;
+    b.store_object(&bucket, 1).await;
+    pause(60.0).await;
+    let mut collecting = by_hand(&a, Right::Always);
+    assert!(matches!(collecting.sweep(true).await, Err(Trouble::Stale)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn room_is_made_from_what_was_not_used_for_longest() {
+    let bucket = Bucket::new();
+    let bytes = crate::object::folder::rig::SHAPE.object_bytes(1);
+    let config = || ObjectConfig { capacity_bytes: bytes * 20, high_watermark: 0.9, low_watermark: 0.5, ..config() };
+    let mut node = Node::start_with(&bucket, 1, 0, config());
+    let handle = node.collect();
+    pause(30.0).await;
+    let mut ids = Vec::new();
+    for _ in 0..18 {
+        ids.push(node.store_object(&bucket, 1).await);
+        pause(1.0).await;
+    }
+    node.publisher.used(vec![ids[0], ids[1]]);
+    pause(30.0).await;
+    assert_eq!(node.live().len(), 18, "not above the high mark");
+    ids.push(node.store_object(&bucket, 1).await);
+    pause(15.0).await;
+    let mut left: Vec<_> = [&ids[..2], &ids[11..]].concat();
+    left.sort();
+    assert_eq!(node.live(), left);
+    assert_eq!(node.shared.counters.segments_evicted.get(), 9);
+    ids.push(node.store_object(&bucket, 1).await);
+    handle.full();
+    pause(15.0).await;
+    assert_eq!(node.live().len(), 10, "a store found no room");
+    pause(120.0).await;
+    assert_eq!(bucket.paths("/segments/").await.len(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_used_for_long_goes() {
+    let bucket = Bucket::new();
+    let mut node =
+        Node::start_with(&bucket, 1, 0, ObjectConfig { max_age: Some(Duration::from_secs(1_000)), ..config() });
+    node.collect();
+    pause(1.0).await;
+    let (old, used) = (node.store_object(&bucket, 1).await, node.store_object(&bucket, 1).await);
+    pause(900.0).await;
+    assert_eq!(node.live(), [old, used]);
+    node.publisher.used(vec![used]);
+    pause(130.0).await;
+    assert_eq!(node.live(), [used]);
+    assert_eq!(node.shared.counters.segments_aged.get(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_emptied_bucket_is_begun_anew() {
+    let bucket = Bucket::new();
+    let (mut a, b) = (Node::start(&bucket, 1), Node::start(&bucket, 2));
+    a.collect();
+    pause(1.0).await;
+    for _ in 0..5 {
+        a.store_object(&bucket, 4).await;
+        b.store_object(&bucket, 4).await;
+        pause(70.0).await;
+    }
+    let last = numbers(&bucket, &a).await.pop().unwrap();
+    bucket.delete("").await;
+    let (new, other) = (a.store_object(&bucket, 2).await, b.store_object(&bucket, 2).await);
+    pause(HOUR / 2.0).await;
+    let mut left = vec![new, other];
+    left.sort();
+    assert_eq!((a.live(), b.live()), (left.clone(), left.clone()));
+    assert_eq!(a.shared.counters.segments_lost.get(), 10);
+    assert!(numbers(&bucket, &a).await.pop().unwrap() > last, "snapshots go on");
+    assert_eq!(found(&bucket, 3).await, left);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_snapshot_is_replaced_by_the_one_before() {
+    for what in ["/snapshots/", "/parts/"] {
+        let bucket = Bucket::new();
+        let mut node = Node::start(&bucket, 1);
+        node.collect();
+        pause(1.0).await;
+        let mut live = Vec::new();
+        for _ in 0..6 {
+            live.push(node.store_object(&bucket, 4).await);
+            pause(130.0).await;
+        }
+        let mut last = bucket.paths(what).await;
+        if what == "/parts/" {
+            // Those of the newest manifest.
+            let state = node.state.lock();
+            last = state
+                .base
+                .iter()
+                .flat_map(|base| &base.parts)
+                .map(|part| node.shared.names.part(part.reference.name()))
+                .collect();
+        }
+        damage(&bucket, last.last().unwrap()).await;
+        let reader = Node::start(&bucket, 2);
+        pause(1.0).await;
+        assert!(reader.shared.counters.logs_bad.get() >= 1, "{what}");
+        assert_eq!(reader.live(), live, "{what}");
+    }
+}

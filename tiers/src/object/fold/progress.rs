@@ -1,0 +1,81 @@
+//! Which log objects of one writer are folded.
+
+use std::collections::BTreeSet;
+
+use crate::object::id::Stamp;
+
+/// Log objects beyond a missing one. With more, what is missing is given up.
+const MAX_BEYOND: usize = 4_096;
+
+/// Sequences of one writer that are folded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// All up to this one.
+    contiguous: u64,
+    /// And these, behind a missing one.
+    beyond: BTreeSet<u64>,
+    newest: Stamp,
+}
+
+impl Progress {
+    /// All up to `contiguous`.
+    pub fn covered(contiguous: u64, newest: Stamp) -> Self {
+        Self { contiguous, beyond: BTreeSet::new(), newest }
+    }
+
+    /// Takes note of one. False if it was there already; there is no log object 0.
+    pub fn note(&mut self, sequence: u64, stamp: Stamp) -> bool {
+        if self.has(sequence) {
+            return false;
+        }
+        self.newest = self.newest.max(stamp);
+        self.beyond.insert(sequence);
+        if self.beyond.len() > MAX_BEYOND {
+            self.skip_to_first();
+        }
+        self.advance();
+        true
+    }
+
+    fn advance(&mut self) {
+        while let Some(next) = self.contiguous.checked_add(1)
+            && self.beyond.remove(&next)
+        {
+            self.contiguous = next;
+        }
+    }
+
+    fn skip_to_first(&mut self) {
+        if let Some(first) = self.beyond.pop_first() {
+            self.contiguous = first;
+        }
+        self.advance();
+    }
+
+    /// Whether it is folded or given up.
+    pub fn has(&self, sequence: u64) -> bool {
+        sequence <= self.contiguous || self.beyond.contains(&sequence)
+    }
+
+    /// Whether one is missing though a later one is there.
+    pub fn has_gap(&self) -> bool {
+        !self.beyond.is_empty()
+    }
+
+    /// Gives up all that are missing.
+    pub fn close(&mut self) {
+        while self.has_gap() {
+            self.skip_to_first();
+        }
+    }
+
+    /// All up to this one are folded.
+    pub fn contiguous(&self) -> u64 {
+        self.contiguous
+    }
+
+    /// Newest stamp.
+    pub fn newest(&self) -> Stamp {
+        self.newest
+    }
+}
