@@ -1,5 +1,5 @@
 # The two commands of a fresh machine: `make demo` and `make test`. Both use the light build, without RocksDB:
-# cargo and a C compiler are all they need. One profile, one target directory, outside the clone.
+# cargo and a C compiler are all they need; `make test` also python3 with venv, for a real S3 server from PyPI. One profile, one target directory, outside the clone.
 
 CACHE := $(or $(TERRACE_CACHE_DIR),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/terrace)
 export CARGO_TARGET_DIR ?= $(CACHE)/target
