@@ -35,7 +35,6 @@ fn main() -> Result<()> {
     let keys = segments * blocks;
 
     let parts = snapshot(segments, blocks)?;
-    let part_bytes: usize = parts.iter().map(Vec::len).sum();
     let before = resident_bytes()?;
     let mut decode = Duration::ZERO;
     let on_processor = processor_time()?;

@@ -118,7 +118,7 @@ mod tests {
         let shapes: [&[usize]; 6] = [&[], &[0], &[15, 16], &[4_095, 4_096], &[1; 15], &[1; 17]];
         for (request, shape) in numbers.iter().flat_map(|number| shapes.map(|shape| (*number, shape))) {
             let keys: Vec<Vec<Key>> = shape.iter().map(|count| (0..*count).map(key).collect()).collect();
-            let scan = |at: usize| if at % 2 == 0 { Scan::Prefix } else { Scan::Each };
+            let scan = |at: usize| if at.is_multiple_of(2) { Scan::Prefix } else { Scan::Each };
             let queries: Vec<_> = keys.iter().enumerate().map(|(at, keys)| (scan(at), keys.as_slice())).collect();
             let (tiers, lease) = (request as u32, request % 2 == 0);
             let mut bytes = Vec::new();

@@ -377,9 +377,16 @@ impl SecondaryTier for ObjectTier {
         for index in given_up {
             self.finish(job, index, Err(Fault::Expired));
         }
-        if let Some(open) = self.jobs.get(&job) {
-            open.given_up.set();
-            self.engine.send(Command::Abandon { job });
+        let Some(open) = self.jobs.get(&job) else { return };
+        open.given_up.set();
+        self.engine.send(Command::Abandon { job });
+        if open.load {
+            return;
+        }
+        // What was copied is right and needs its slot no more, though its segment may hang on its way for long; the rest is not used.
+        let left: Vec<u32> = (0..).zip(&open.done).filter(|(_, done)| !**done).map(|(index, _)| index).collect();
+        for index in left {
+            self.finish(job, index, Err(Fault::Expired));
         }
     }
 
