@@ -4,6 +4,7 @@ mod copy;
 mod fio;
 mod lookup;
 mod nvme;
+mod object;
 mod outcome;
 mod socket;
 
@@ -37,6 +38,8 @@ pub enum BenchCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Stores, loads and visibility of the object tier, beside a bare client on the same server
+    Object(object::ObjectBench),
     /// Calls over the socket of a daemon that is started for it, beside an empty round trip and the same calls in process
     Socket {
         /// One JSON object on stdout
@@ -57,6 +60,7 @@ impl BenchCommand {
         let (outcome, json) = match self {
             Self::Lookup { blocks, json } => (lookup::run(*blocks)?, json),
             Self::Nvme { dir, rounds, bytes, json } => (nvme::run(dir, *rounds, *bytes)?, json),
+            Self::Object(options) => (object::run(options)?, &options.json),
             Self::Socket { json } => (socket::run()?, json),
             Self::Copy { json } => (copy::run()?, json),
         };

@@ -399,8 +399,8 @@ fn abandoned_job_ends(suite: &mut Suite) -> Result<(), String> {
     suite.finish()?;
     suite.fixture.tier.abandon(store);
     suite.poll()?;
+    // One that was taken up whole before may be found: then with its own bytes, which loading it shows.
     let names: Vec<_> = fresh.iter().map(|(key, _)| *key).collect();
-    suite.check_held(&names)?;
     let blocks: Vec<_> = names.iter().copied().zip((16..24).map(SlotId)).collect();
     suite.submit_load(&blocks)?;
     suite.finish()

@@ -222,7 +222,7 @@ pub trait SecondaryTier: Send {
 
     /// Gives a job up. Each of its blocks that is not done is reported `Err(Expired)` as soon as the tier can promise not
     /// to touch its slot: at the next poll for what is still queued, after the kernel's completion for what is not.
-    /// A store block that was given up never becomes readable, so its slot's content may change from here on.
+    /// A store block that was given up never becomes readable with what its slot holds from here on: the content may change.
     /// Unknown jobs are ignored.
     fn abandon(&mut self, job: JobId);
 
