@@ -143,6 +143,10 @@ class WorkerSession:
             self._mapping = None
             self._older.clear()
         self._link.close()
+        with self._lock:
+            # One that was greeted in between.
+            self._lose("closed")
+            self._mapping = None
 
     # What the link's thread calls.
 

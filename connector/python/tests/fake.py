@@ -137,7 +137,8 @@ class Fake:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen(16)
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
 
     # What it does by default.
 
@@ -184,7 +185,16 @@ class Fake:
             os.unlink(self.path)
         for peer in self.peers:
             peer.close()
+        # They close their sockets; a socket that is left to the collector is a warning, and fails some later test.
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(timeout=10)
         os.close(self.region)
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         while not self._ended:
@@ -194,7 +204,7 @@ class Fake:
                 return
             peer = Peer(sock)
             self.peers.append(peer)
-            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+            self._start(self._serve, peer)
 
     def _serve(self, peer: Peer) -> None:
         # The client's framing serves here too: `tests/protocol/vectors.json` holds it to the daemon's.
