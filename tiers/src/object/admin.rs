@@ -1,7 +1,7 @@
 //! What operators do with a bucket: look into it, check it, clean it up. For `terrace object`, and for tests.
 //!
 //! Works on the bucket alone, beside running nodes or without any. Whoever reads a bucket that others change sees a mixture of
-//! moments; [`fsck`] asks a second time before it calls anything lost. All calls block, and none has state that outlives it but
+//! moments; `fsck` asks a second time before it calls anything lost. All calls block, and none has state that outlives it but
 //! the budgets of the configuration.
 mod collect;
 mod deep;

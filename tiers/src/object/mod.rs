@@ -1,11 +1,11 @@
 //! The object tier: segments in an S3-compatible store that a whole cluster shares.
 //!
 //! The blocks of cascade jobs become immutable **segments** ([`segment`]). Each node names its new ones in an **index log** ([`log`]), folds
-//! what others wrote ([`fold`]) and answers lookups from its own table ([`blocks`]): a lookup costs no request. One node at a
-//! time **collects** ([`collector`]): it compacts the log to snapshots and removes what is old, too much or nobody's.
+//! what others wrote (`fold`) and answers lookups from its own table ([`blocks`]): a lookup costs no request. One node at a
+//! time **collects** (`collector`): it compacts the log to snapshots and removes what is old, too much or nobody's.
 //!
-//! [`tier`] is the manager's side and waits for nothing; [`engine`] runs the rest on a thread of its own. All requests go
-//! through [`requests`]: priorities, budgets, retries, hedges.
+//! `tier` is the manager's side and waits for nothing; `engine` runs the rest on a thread of its own. All requests go
+//! through `requests`: priorities, budgets, retries, hedges.
 pub mod admin;
 pub mod blocks;
 mod budget;

@@ -1,7 +1,7 @@
 //! The manager's table of everything in the bucket: key to segment and position. One thread's, no lock, no I/O.
 //!
-//! Keys stay where they came from, in the records of segments. What is found by hash ([`table`]) is the number of a block, which names a
-//! segment and a position ([`places`]). A block that stands in several segments is in the table as often, so that losing one copy
+//! Keys stay where they came from, in the records of segments. What is found by hash (`table`) is the number of a block, which names a
+//! segment and a position (`places`). A block that stands in several segments is in the table as often, so that losing one copy
 //! finds the next.
 
 mod places;
