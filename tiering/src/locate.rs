@@ -11,6 +11,9 @@ use crate::lookup::{Lookup, Shortage};
 use crate::manager::TieringOffloadingManager;
 use crate::request::RequestId;
 
+/// Keys of a resident prefix that are found before readers are taken on their blocks.
+const RESIDENT_AT_ONCE: usize = 256;
+
 /// Where a key was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Located {
@@ -79,17 +82,24 @@ impl TieringOffloadingManager {
         } else {
             let scope = self.scope(id, waiting);
             let mut classes = std::mem::take(&mut self.scratch.classes);
-            // What lies in the primary from the first key on is found in one pass, and mostly that is all.
-            classes.clear();
-            self.primary.find_batch(keys, |_, found| match found {
-                Some((slot, BlockState::Ready { .. })) => {
-                    classes.push(Class::Ready(slot));
-                    ControlFlow::Continue(())
+            // What lies in the primary from the first key on is found in long runs, and mostly that is all. A run's rows are still in
+            // the first cache when readers are taken on them.
+            let (mut rest, mut goes_on) = (keys, true);
+            for run in keys.chunks(RESIDENT_AT_ONCE) {
+                classes.clear();
+                self.primary.find_batch(run, |_, found| match found {
+                    Some((slot, BlockState::Ready { .. })) => {
+                        classes.push(Class::Ready(slot));
+                        ControlFlow::Continue(())
+                    }
+                    _ => ControlFlow::Break(()),
+                });
+                goes_on = self.answer_located(&classes, scan, scope, readers.as_deref_mut(), out);
+                rest = &rest[classes.len()..];
+                if !goes_on || classes.len() < run.len() {
+                    break;
                 }
-                _ => ControlFlow::Break(()),
-            });
-            let rest = &keys[classes.len()..];
-            let mut goes_on = self.answer_located(&classes, scan, scope, readers.as_deref_mut(), out);
+            }
             for keys in rest.chunks(KEYS_AT_ONCE) {
                 if !goes_on {
                     break;
