@@ -62,7 +62,7 @@ fn the_report_has_its_fields_and_they_agree() {
     for field in fields.split_whitespace() {
         number(&report, field);
     }
-    let floats = ["/block_hit_ratio", "/wall_s", "/lookup_ns_per_key"];
+    let floats = ["/block_hit_ratio", "/wall_s", "/served_s", "/first_token_ms/p99", "/lookup_ns_per_key"];
     for field in floats {
         assert!(report.pointer(field).is_some_and(Value::is_number), "{field} in {report:#}");
     }
