@@ -14,7 +14,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use object_store::local::LocalFileSystem;
-use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use terrace_config::{Collector, Credentials, Geometry, ObjectConfig};
 use terrace_primary::{Key, Region};
