@@ -70,13 +70,18 @@ class Server:
 
     def __init__(self, directory, port, address="127.0.0.1", kind="seaweedfs", bucket="cluster"):
         self.port, self.address, self.bucket, self.kind = port, address, bucket, kind
-        self.directory = pathlib.Path(directory)
-        script = ROOT / "scripts" / kind
-        out = subprocess.run([script, directory, str(port)], env={**os.environ, "TERRACE_S3_BIND": address},
-                             stdout=subprocess.PIPE, check=True, text=True)
-        self.pid = int(out.stdout)
+        self.directory, self.pid = pathlib.Path(directory), 0
         atexit.register(self.end)
+        self.again()
         create_bucket(self.endpoint, bucket)
+
+    def again(self):
+        """Starts it, with what it had; also what a kill of one process of several has left."""
+        if self.kind == "ceph":
+            subprocess.run([ROOT / "scripts/ceph", "--stop", self.directory], check=True)
+        out = subprocess.run([ROOT / "scripts" / self.kind, self.directory, str(self.port)],
+                             env={**os.environ, "TERRACE_S3_BIND": self.address}, stdout=subprocess.PIPE, check=True, text=True)
+        self.pid = int(out.stdout)
 
     @property
     def endpoint(self):
@@ -92,6 +97,8 @@ class Server:
     def end(self):
         if self.kind == "ceph":
             subprocess.run([ROOT / "scripts/ceph", "--stop", self.directory], check=False)
+            return
+        if not self.pid:
             return
         try:
             os.kill(self.pid, signal.SIGKILL)
