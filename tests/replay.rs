@@ -236,7 +236,8 @@ fn a_configuration_file_is_used_and_options_win() {
     let config = place.path().join("terrace.toml");
     std::fs::write(&config, "[primary]\nblocks = 300\npolicy = \"arc\"\n[geometry]\nblock_bytes = 8192\n")
         .expect("config");
-    let arguments = format!("--config {} --limit 40", config.display());
+    // One at a time: with all slots being written nothing can be evicted.
+    let arguments = format!("--config {} --limit 40 --concurrency 1", config.display());
     let report_of_file = report(&arguments);
     assert_sound(&report_of_file, 40, "the file");
     assert_eq!(number(&report_of_file, "/hits/nvme"), 0, "the file has no NVMe tier: {report_of_file:#}");

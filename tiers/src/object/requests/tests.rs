@@ -90,7 +90,10 @@ async fn a_store_that_says_nothing_is_silent_until_it_answers() {
         assert!(rig.read(&path, 0..9, SECOND).await.is_err(), "{wrong:?}");
         assert!(!rig.requests.is_silent(), "{wrong:?}: for a second only");
         tokio::time::sleep(SECOND).await;
-        assert_eq!(rig.requests.head(&Path::from("gone"), rig.within(SECOND)).await.err(), Some(RequestError::NotFound));
+        assert_eq!(
+            rig.requests.head(&Path::from("gone"), rig.within(SECOND)).await.err(),
+            Some(RequestError::NotFound)
+        );
         assert!(!rig.requests.is_silent(), "{wrong:?}: it has refused something");
         assert!(rig.read(&path, 0..9, SECOND).await.is_err(), "{wrong:?}");
         tokio::time::sleep(2 * SECOND).await;
