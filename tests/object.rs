@@ -12,6 +12,8 @@ mod node;
 mod outages;
 #[path = "object/sharing.rs"]
 mod sharing;
+#[path = "object/tls.rs"]
+mod tls;
 
 use serde_json::Value;
 

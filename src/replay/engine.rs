@@ -20,6 +20,7 @@ use super::keys::hashes_of;
 use super::request::Request;
 use super::source::{Arrival, Source};
 use super::stack::Stack;
+use super::waits::Waits;
 
 /// Steps without anything to do before the loop sleeps between them.
 const IDLE_STEPS: u32 = 64;
@@ -61,6 +62,10 @@ pub struct Engine {
     pub(super) start: Instant,
     pub(super) idle_steps: u32,
     pub(super) stop: Arc<AtomicBool>,
+    /// From a request's arrival in the engine to the end of its prompt.
+    pub waits: Waits,
+    /// When the last request ended, from the start.
+    pub served: Duration,
     pub counts: Counts,
 }
 
@@ -90,6 +95,8 @@ impl Engine {
             start: Instant::now(),
             idle_steps: 0,
             stop,
+            waits: Waits::new(),
+            served: Duration::ZERO,
             counts: Counts::default(),
         }
     }

@@ -104,10 +104,13 @@ impl Engine {
     pub(super) fn finish_requests(&mut self) -> Result<bool> {
         let mut ended = false;
         let mut at = 0;
-        while let Some(request) = self.requests.get(at) {
-            let done =
-                request.state == State::Running && request.done_blocks == request.blocks() && request.decode_left == 0;
-            if !done {
+        while let Some(request) = self.requests.get_mut(at) {
+            let prompted = request.state == State::Running && request.done_blocks == request.blocks();
+            if prompted && !request.prompted {
+                request.prompted = true;
+                self.waits.add(request.opened.elapsed());
+            }
+            if !(prompted && request.decode_left == 0) {
                 at += 1;
                 continue;
             }
@@ -121,6 +124,7 @@ impl Engine {
                 blocks.for_each(|block| self.pool.release(block));
             }
             self.counts.requests += 1;
+            self.served = self.start.elapsed();
             ended = true;
         }
         Ok(ended)

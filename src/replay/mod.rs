@@ -17,10 +17,12 @@ mod progress;
 mod report;
 mod request;
 mod rig;
+mod samples;
 mod schedule;
 mod source;
 mod stack;
 mod trace;
+mod waits;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -38,6 +40,7 @@ use part::PartOf;
 use progress::Bars;
 use report::Report;
 use rig::NvmeDir;
+use samples::Samples;
 use source::Source;
 use trace::TraceFile;
 
@@ -64,6 +67,7 @@ pub fn run(options: &ReplayOptions) -> Result<ExitCode> {
     let mut bars = Bars::new(options.requests());
     let (connector, memory) = rig::build(options, &config, &bars)?;
     let gpu_block_bytes = memory.block_bytes();
+    let mut samples = Samples::new(options.samples.as_deref(), gpu_block_bytes)?;
     let engine_options = EngineOptions {
         concurrency: options.concurrency as usize,
         step_tokens: options.step_tokens,
@@ -78,7 +82,10 @@ pub fn run(options: &ReplayOptions) -> Result<ExitCode> {
     let mut engine = Engine::new(engine_options, connector, memory, pool, source, stop);
     bars.start();
     let start = Instant::now();
-    let ran = engine.run(config.deadlines.drain + config.deadlines.cascade, |engine| bars.watch(engine));
+    let ran = engine.run(config.deadlines.drain + config.deadlines.cascade, |engine| {
+        bars.watch(engine);
+        samples.watch(engine);
+    });
     let wall = start.elapsed();
     bars.finish();
     let report = Report::new(&engine, gpu_block_bytes, wall);

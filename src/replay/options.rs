@@ -134,6 +134,9 @@ pub struct ReplayOptions {
     /// One JSON object on stdout instead of the table
     #[arg(long)]
     pub json: bool,
+    /// The same, so far, and the time as `unix_s`, four times a second into this file, one object a line
+    #[arg(long, value_name = "FILE")]
+    pub samples: Option<PathBuf>,
     /// Make the NVMe tier sick (for tests)
     #[arg(long, value_enum, hide = true)]
     pub tier_fault: Option<TierFault>,

@@ -7,6 +7,7 @@ use terrace_tiering::BreakerState;
 
 use super::engine::Engine;
 use super::stack::Socket;
+use super::waits::WaitTimes;
 
 /// The report. Blocks are block references of the trace, unless the name of a tier stands before them.
 #[derive(Clone, Debug, Serialize)]
@@ -22,6 +23,11 @@ pub struct Report {
     pub dropped_cascades: u64,
     pub evicted: Evicted,
     pub wall_s: f64,
+    /// Until the last request ended: without the time in which tiers finish what they have begun.
+    pub served_s: f64,
+    /// From a request's arrival in the engine to the end of its prompt, milliseconds: what a first token would have waited, its
+    /// computation left out.
+    pub first_token_ms: WaitTimes,
     pub steps: u64,
     pub lookup_ns_per_key: f64,
     pub preemptions: u64,
@@ -145,6 +151,8 @@ impl Report {
             dropped_cascades: stats.dropped_cascades(),
             evicted: Evicted { primary: stats.evicted, nvme: sum(|tier| tier.evicted) },
             wall_s: wall.as_secs_f64(),
+            served_s: engine.served.as_secs_f64(),
+            first_token_ms: engine.waits.times(),
             steps: counts.steps,
             lookup_ns_per_key: counts.lookup_ns as f64 / counts.keys_asked.max(1) as f64,
             preemptions: counts.preemptions,

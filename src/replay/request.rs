@@ -1,5 +1,7 @@
 //! A request inside the modelled engine.
 
+use std::time::Instant;
+
 use terrace_connector::{GpuBlock, RequestId};
 
 /// Where a request stands.
@@ -31,6 +33,10 @@ pub struct Request {
     /// Steps of generation left.
     pub decode_left: u32,
     pub state: State,
+    /// When it came.
+    pub opened: Instant,
+    /// Its prompt was computed once.
+    pub prompted: bool,
     /// Its hits were counted: once, also if it is preempted later.
     pub counted: bool,
 }
@@ -45,6 +51,8 @@ impl Request {
             done_blocks: 0,
             decode_left: decode_steps,
             state: State::Waiting,
+            opened: Instant::now(),
+            prompted: false,
             counted: false,
         }
     }

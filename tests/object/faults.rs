@@ -15,7 +15,7 @@ fn one_answer_in_a_hundred_is_faulty() {
     let bucket = Bucket::start();
     let sick = bucket.another_way();
     let rule = sick.add(Rule::any(Fault::all()).share(0.01).seed(7));
-    let setup = Setup { tier: KEYS, primary_blocks: 200, ..Setup::default() };
+    let setup = Setup { tier: KEYS.to_owned(), primary_blocks: 200, ..Setup::default() };
     let well = Setup { prefix: "well", ..setup.clone() }.start(&bucket.proxy, TRAFFIC);
     let ill = Setup { prefix: "ill", ..setup }.start(&sick, TRAFFIC);
     let (well, ill) = (well.end(), ill.end());

@@ -26,7 +26,7 @@ pub struct Setup {
     /// Path in the bucket.
     pub prefix: &'static str,
     /// Further keys of the tier.
-    pub tier: &'static str,
+    pub tier: String,
     /// Further tables.
     pub tables: &'static str,
     pub secret_key: &'static str,
@@ -39,7 +39,7 @@ impl Default for Setup {
             block_bytes: 16 << 10,
             primary_blocks: 300,
             prefix: "shared",
-            tier: "",
+            tier: String::new(),
             tables: "",
             secret_key: SECRET_KEY,
         }
@@ -58,9 +58,14 @@ impl Setup {
 
     /// Starts a node that asks the bucket through `proxy`.
     pub fn start(&self, proxy: &Proxy, arguments: &str) -> Node {
+        self.start_at(&proxy.endpoint(), arguments)
+    }
+
+    /// Starts a node that asks the bucket at `endpoint`.
+    pub fn start_at(&self, endpoint: &str, arguments: &str) -> Node {
         let place = tempfile::tempdir().expect("a directory");
         let config = place.path().join("terrace.toml");
-        std::fs::write(&config, self.text(&proxy.endpoint())).expect("a configuration");
+        std::fs::write(&config, self.text(endpoint)).expect("a configuration");
         let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
         command.args(["replay", "--json", "--config"]).arg(config).args(arguments.split_whitespace());
         command.env(format!("{ENV_PREFIX}ACCESS_KEY_ID"), ACCESS_KEY);

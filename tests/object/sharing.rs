@@ -94,7 +94,7 @@ const QUICK: &str = "--seed 7 --limit 100 --concurrency 4";
 #[test]
 fn a_later_node_hits_what_the_snapshot_names() {
     let bucket = Bucket::start();
-    let setup = Setup { tier: "collector = \"always\"\ncompaction_interval = \"1s\"", ..Setup::default() };
+    let setup = Setup { tier: "collector = \"always\"\ncompaction_interval = \"1s\"".to_owned(), ..Setup::default() };
     let first = setup.run(&bucket.proxy, PACED);
     assert!(!bucket.objects("/snapshots/").is_empty(), "no snapshot was made: {}", first.log);
     bucket.proxy.reset();
@@ -107,7 +107,7 @@ fn a_later_node_hits_what_the_snapshot_names() {
 #[test]
 fn a_later_node_hits_what_the_log_names() {
     let bucket = Bucket::start();
-    let setup = Setup { tier: "collector = \"never\"", ..Setup::default() };
+    let setup = Setup { tier: "collector = \"never\"".to_owned(), ..Setup::default() };
     let first = setup.run(&bucket.proxy, PACED);
     assert!(bucket.objects("/snapshots/").is_empty(), "nobody was to make one");
     assert_hits(&first, &setup.run(&bucket.proxy, QUICK));

@@ -73,7 +73,8 @@ pub static TABLE: Table<TierStats> = Table {
         Family::by(
             "terrace_object_trouble_total",
             "What went wrong between an object tier and its store: retry (sent again after a failure), failed (for good), throttled (told \
-             to slow down), over_budget (not sent), reread (bytes that checked out only the second time), aborted (multipart uploads given up).",
+             to slow down), over_budget (not sent), reread (bytes that checked out only the second time), aborted (multipart uploads given up), silent \
+             (the store said nothing for so long that lookups stopped to count on it).",
             "reason",
             &[
                 ("retry", |tier| tier.object.retries),
@@ -82,6 +83,7 @@ pub static TABLE: Table<TierStats> = Table {
                 ("over_budget", |tier| tier.object.over_budget),
                 ("reread", |tier| tier.object.reread),
                 ("aborted", |tier| tier.object.uploads_aborted),
+                ("silent", |tier| tier.object.silences),
             ],
         ),
         Family::by(

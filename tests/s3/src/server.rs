@@ -14,7 +14,9 @@ use crate::client::{ACCESS_KEY, SECRET_KEY, create_bucket};
 use crate::error::{Error, Result, system};
 
 /// Ports that one server takes, from the one that S3 is on (see `scripts/seaweedfs`).
-const PORTS: u16 = 8;
+const PORTS: u16 = 9;
+/// The one of them that speaks TLS.
+const TLS_PORT: u16 = 8;
 /// Where ports are looked for: below those that the kernel gives to connections.
 const FIRST_PORT: u16 = 20_000;
 const LAST_PORT: u16 = 28_000;
@@ -29,8 +31,20 @@ impl SeaweedFs {
     /// # Errors
     /// [`Error::Start`] when it cannot be installed or does not answer; the end of its log is in the message.
     pub fn start(dir: impl AsRef<Path>) -> Result<Server> {
+        Self::start_as(dir.as_ref(), None)
+    }
+
+    /// The same, over TLS too ([`Server::tls_endpoint`]): `certificates` is a directory with `server.pem` and `server.key`.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with_tls(dir: impl AsRef<Path>, certificates: impl AsRef<Path>) -> Result<Server> {
+        Self::start_as(dir.as_ref(), Some(certificates.as_ref().to_owned()))
+    }
+
+    fn start_as(dir: &Path, certificates: Option<PathBuf>) -> Result<Server> {
         let ports = Ports::take()?;
-        let mut server = Server { dir: dir.as_ref().to_owned(), ports, process: None };
+        let mut server = Server { dir: dir.to_owned(), ports, certificates, process: None };
         server.restart()?;
         Ok(server)
     }
@@ -41,6 +55,7 @@ impl SeaweedFs {
 pub struct Server {
     dir: PathBuf,
     ports: Ports,
+    certificates: Option<PathBuf>,
     process: Option<Process>,
 }
 
@@ -48,6 +63,11 @@ impl Server {
     /// Where S3 is: `http://ADDRESS:PORT`, path style. Stays the same over [`Self::restart`].
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address())
+    }
+
+    /// Where S3 is over TLS, if it was started so: `https://ADDRESS:PORT`.
+    pub fn tls_endpoint(&self) -> String {
+        format!("https://{}:{}", Ipv4Addr::LOCALHOST, self.ports.first + TLS_PORT)
     }
 
     /// Where S3 is, for a [`Proxy`](crate::Proxy).
@@ -87,7 +107,7 @@ impl Server {
     /// As [`SeaweedFs::start`].
     pub fn restart(&mut self) -> Result<()> {
         self.kill()?;
-        self.process = Some(Process::start(&self.dir, self.ports.first)?);
+        self.process = Some(Process::start(&self.dir, self.ports.first, self.certificates.as_deref())?);
         Ok(())
     }
 
@@ -126,9 +146,13 @@ struct Process {
 }
 
 impl Process {
-    fn start(dir: &Path, port: u16) -> Result<Self> {
+    fn start(dir: &Path, port: u16, certificates: Option<&Path>) -> Result<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/seaweedfs");
-        let output = Command::new(&script)
+        let mut command = Command::new(&script);
+        if let Some(certificates) = certificates {
+            command.env("TERRACE_S3_TLS", certificates);
+        }
+        let output = command
             .arg(dir)
             .arg(port.to_string())
             .env("TERRACE_S3_BIND", Ipv4Addr::LOCALHOST.to_string())

@@ -65,6 +65,8 @@ counters! {
     request_failures,
     /// Requests not sent: over a budget of the configuration.
     over_budget,
+    /// Times that the store said nothing for so long that lookups stopped to count on it.
+    silences,
     /// Gauge: requests that may be sent at once now.
     concurrency,
     /// Gauge: requests in flight.

@@ -44,6 +44,8 @@ object_stats! {
     request_failures,
     /// Requests not sent: over a budget.
     over_budget,
+    /// Times that the store said nothing for so long that lookups stopped to count on it.
+    silences,
     /// Gauge: requests that may be sent at once now.
     concurrency,
     /// Segments written.

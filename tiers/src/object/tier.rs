@@ -3,6 +3,8 @@
 //! **Known.** [`Blocks`] answers lookups. It is filled by the first reading of the log, off this thread; until then a key is
 //! `Unknown`, or absent where the store cannot be read. Later changes are taken a bounded number a poll.
 //!
+//! A store that is silent ([`Requests::is_silent`](super::requests::Requests::is_silent)) is not counted on: all keys are absent, and loads fail.
+//!
 //! **Room.** Bytes of all live segments, whoever wrote them, and of the stores under way stay below the capacity. A store
 //! that finds no room waits a little for the collector, then ends as [`Fault::Full`].
 
@@ -77,6 +79,8 @@ pub struct ObjectTier {
     storing: u64,
     waiting: VecDeque<Waiting>,
     asked: Option<Time>,
+    /// Whether the store was silent at the last look.
+    silent: bool,
     closed: bool,
     events: Vec<TierEvent>,
     stats: TierStats,
@@ -101,6 +105,7 @@ impl ObjectTier {
             storing: 0,
             waiting: VecDeque::new(),
             asked: None,
+            silent: false,
             closed: false,
             events: Vec::new(),
             stats: TierStats::default(),
@@ -184,6 +189,19 @@ impl ObjectTier {
         let each = self.shared.shape.object_bytes(1);
         let under_way = (self.storing + blocks).saturating_mul(each);
         self.blocks.bytes().saturating_add(under_way) <= self.shared.config.capacity_bytes
+    }
+
+    /// Looks whether the store still says anything. When it falls silent, nobody waits for its loads any more.
+    fn listen(&mut self) {
+        let silent = self.shared.requests.is_silent();
+        if silent && !self.silent {
+            self.shared.counters.silences.bump();
+            tracing::warn!(tier = %self.descriptor.name, "the store does not answer; what it holds is not counted on until it does");
+            for (id, _) in self.jobs.iter().filter(|(_, job)| job.load) {
+                self.engine.send(Command::Abandon { job: *id });
+            }
+        }
+        self.silent = silent;
     }
 
     fn take_reports(&mut self) {
@@ -292,8 +310,8 @@ impl SecondaryTier for ObjectTier {
     fn lookup(&mut self, keys: &[Key], out: &mut Vec<TierLookup>) {
         out.clear();
         let unless = if self.known == Known::NotYet { TierLookup::Unknown } else { TierLookup::Absent };
-        if !self.shared.requests.read_budget_left() {
-            // What could not be read today is as good as absent.
+        if self.silent || !self.shared.requests.read_budget_left() {
+            // What cannot be read now is as good as absent.
             out.resize(keys.len(), TierLookup::Absent);
             return;
         }
@@ -351,6 +369,7 @@ impl SecondaryTier for ObjectTier {
         for (index, block) in job.blocks.iter().enumerate() {
             let index = index as u32;
             match self.blocks.find(&block.key) {
+                Some(_) if self.silent => self.finish(job.id, index, Err(Fault::Io)),
                 Some((segment, position)) => {
                     places.push(LoadPlace { index, key: block.key, slot: block.slot, segment, position });
                 }
@@ -392,6 +411,7 @@ impl SecondaryTier for ObjectTier {
 
     fn poll(&mut self, out: &mut Vec<TierEvent>) {
         if !self.closed {
+            self.listen();
             self.take_reports();
             self.take_changes();
             self.push_waiting();

@@ -90,8 +90,13 @@ pub(crate) async fn read_manifest(shared: &Shared, number: u64, deadline: Time) 
 pub(crate) async fn read_part(shared: &Shared, part: PartRef, deadline: Time) -> Result<Part, Unread> {
     let path = shared.names.part(part.name());
     let bytes = shared.requests.get(Class::Sync, &path, part.bytes.min(MAX_PART_BYTES as u64), deadline).await?;
-    part.check(&bytes).map_err(|_| Unread::Bad)?;
-    Part::decode(&shared.shape, part.name(), &bytes).map_err(|_| Unread::Bad)
+    let shape = shared.shape;
+    // On another thread: this one takes the next part in meanwhile.
+    let decoded = tokio::task::spawn_blocking(move || {
+        part.check(&bytes)?;
+        Part::decode(&shape, part.name(), &bytes)
+    });
+    decoded.await.map_err(|_| Unread::Bad)?.map_err(|_| Unread::Bad)
 }
 
 async fn read_whole(shared: &Shared, number: u64, deadline: Time) -> Result<(Fold, Base), Unread> {
@@ -99,8 +104,6 @@ async fn read_whole(shared: &Shared, number: u64, deadline: Time) -> Result<(Fol
     let parts = stream::iter(manifest.parts.iter().copied());
     let parts = parts.map(|reference| async move {
         let part = read_part(shared, reference, deadline).await?;
-        // Decoding takes milliseconds: whoever waits on this thread goes first.
-        tokio::task::yield_now().await;
         Ok::<_, Unread>((reference, part))
     });
     let parts: Vec<(PartRef, Part)> = parts.buffered(PARTS_AT_ONCE).try_collect().await?;

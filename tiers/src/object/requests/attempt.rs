@@ -78,9 +78,19 @@ impl Requests {
         let reading = call.direction == Direction::Read;
         let left = call.deadline.since(self.inner.clock.now());
         let patience = if reading { self.patience(call.deadline) } else { left };
+        self.inner.pulse.sent(self.inner.clock.now());
         let failure = match timeout_at(self.instant(self.inner.clock.now().plus(patience)), sent).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => Failure::of(&error, reading),
+            Ok(Ok(answer)) => {
+                self.inner.pulse.heard();
+                return Ok(answer);
+            }
+            Ok(Err(error)) => {
+                let failure = Failure::of(&error, reading);
+                if failure.is_answer() {
+                    self.inner.pulse.heard();
+                }
+                failure
+            }
             Err(_) => self.silent(call.deadline, patience),
         };
         self.judge(&failure);

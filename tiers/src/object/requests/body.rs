@@ -166,6 +166,7 @@ impl Body {
     fn received(&mut self, bytes: Bytes) -> Result<Bytes, RequestError> {
         let count = bytes.len() as u64;
         self.requests.inner.counters.read_bytes.add(count);
+        self.requests.inner.pulse.heard();
         self.reserved = self.reserved.saturating_sub(count);
         if count > self.rest.end.saturating_sub(self.rest.start) {
             return Err(RequestError::Truncated);

@@ -103,6 +103,11 @@ impl Failure {
         Self::passing(RequestError::Truncated)
     }
 
+    /// Whether the store has said this, and not the way to it.
+    pub const fn is_answer(&self) -> bool {
+        !matches!(self.error, RequestError::Failed(_) | RequestError::Deadline | RequestError::Closed)
+    }
+
     /// No answer in the time of one attempt.
     pub fn silent() -> Self {
         Self { error: RequestError::Failed("no answer".to_owned()), again: true, slow_down: true }

@@ -9,6 +9,7 @@ mod body;
 mod error;
 mod hedge;
 mod list;
+mod pulse;
 mod read;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -58,6 +59,7 @@ struct Inner {
     reads: Budget,
     writes: Budget,
     hedge: hedge::Hedge,
+    pulse: pulse::Pulse,
     abilities: SharedAbilities,
     random: AtomicU64,
     /// Uploads that are being given up in the background.
@@ -92,6 +94,7 @@ impl Requests {
             reads: Budget::new(config.read_requests_per_second, config.read_bytes_per_day),
             writes: Budget::new(config.write_requests_per_second, config.write_bytes_per_day),
             hedge: hedge::Hedge::new(config.hedge_share),
+            pulse: pulse::Pulse::default(),
             abilities: SharedAbilities::default(),
             random: AtomicU64::new(seed),
             aborting: Arc::default(),
@@ -107,6 +110,11 @@ impl Requests {
     /// Sets what the store can do: what [`Self::probe`] found.
     pub fn set_abilities(&self, abilities: Abilities) {
         self.inner.abilities.set(abilities);
+    }
+
+    /// Whether requests are sent and nothing comes back, for so long that nobody should wait for it.
+    pub fn is_silent(&self) -> bool {
+        self.inner.pulse.is_silent(self.inner.clock.now())
     }
 
     /// Whether bytes may be read today: a lookup need not promise what cannot be loaded.

@@ -105,6 +105,7 @@ impl Requests {
         while let Some(frame) = stream.next().await {
             let frame = frame.map_err(|error| Failure::of(&error, true))?;
             self.inner.counters.read_bytes.add(frame.len() as u64);
+            self.inner.pulse.heard();
             if (only.len() + all.len() + frame.len()) as u64 > bytes {
                 return Err(Failure::truncated());
             }

@@ -122,6 +122,11 @@ impl FaultyStore {
         self.plan.lock().expect("no test panicked").faults.push((op, wrong, times));
     }
 
+    /// Nothing goes wrong any more.
+    pub fn unplan(&self) {
+        self.plan.lock().expect("no test panicked").faults.clear();
+    }
+
     pub fn ignore(&self, ignores: Ignores) {
         self.plan.lock().expect("no test panicked").ignores = ignores;
     }

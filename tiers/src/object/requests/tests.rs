@@ -82,6 +82,30 @@ async fn passing_failures_are_tried_again_and_lasting_ones_are_not() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_says_nothing_is_silent_until_it_answers() {
+    let rig = Rig::new(|config| config.hedge_share = 0.0);
+    let path = rig.object("a", 100).await;
+    for wrong in [Wrong::Hang, Wrong::Reset, Wrong::Status(500)] {
+        rig.store.plan(Op::Get, wrong, 100);
+        assert!(rig.read(&path, 0..9, SECOND).await.is_err(), "{wrong:?}");
+        assert!(!rig.requests.is_silent(), "{wrong:?}: for a second only");
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(
+            rig.requests.head(&Path::from("gone"), rig.within(SECOND)).await.err(),
+            Some(RequestError::NotFound)
+        );
+        assert!(!rig.requests.is_silent(), "{wrong:?}: it has refused something");
+        assert!(rig.read(&path, 0..9, SECOND).await.is_err(), "{wrong:?}");
+        tokio::time::sleep(2 * SECOND).await;
+        assert!(rig.requests.is_silent(), "{wrong:?}");
+        rig.store.unplan();
+        assert!(rig.read(&path, 0..9, SECOND).await.is_ok(), "{wrong:?}");
+        tokio::time::sleep(10 * SECOND).await;
+        assert!(!rig.requests.is_silent(), "{wrong:?}: nobody asks");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn everything_ends_by_its_deadline() {
     let rig = Rig::new(|config| config.hedge_share = 0.0);
     let path = rig.object("a", 100).await;
