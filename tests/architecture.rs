@@ -51,3 +51,23 @@ fn arrows_run_one_way() {
         }
     }
 }
+
+/// The driver's functions are named in one folder only.
+#[test]
+fn only_the_gpu_folder_names_the_driver() {
+    let mut folders = vec![std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels/src")];
+    let mut seen = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of the tree") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let names_it = std::fs::read_to_string(&path).expect("a source").contains("use cudarc::");
+                assert!(!names_it || folder.ends_with("cuda/gpu"), "{} names the CUDA driver", path.display());
+                seen += usize::from(names_it);
+            }
+        }
+    }
+    assert!(seen > 0, "the folder has moved");
+}

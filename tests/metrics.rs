@@ -18,7 +18,7 @@ use terrace::{
     SystemClock, TieringOffloadingManager,
 };
 use terrace_connector::metrics::{ConnectorPublisher, ManagerPublisher, Metric, MetricKind, daemon_list, engine_list};
-use terrace_kernels::{CopyRun, Direction};
+use terrace_kernels::{CopyRun, Direction, Order};
 
 /// A row a metric.
 fn table(metrics: &[Metric]) -> String {
@@ -265,7 +265,7 @@ fn copy(engine: &mut dyn CopyEngine, direction: Direction) {
     let run = CopyRun { src: from.as_ptr().addr(), dst: to.as_mut_ptr().addr(), len: 64 };
     // SAFETY: both are 64 bytes long, do not overlap, and nobody else touches them before the copy is done.
     #[expect(unsafe_code, reason = "the contract of copy engines")]
-    let id = unsafe { engine.submit(direction, &[run], None) }.expect("room");
+    let id = unsafe { engine.submit(direction, &[run], Order::default()) }.expect("room");
     engine.wait(&[id]).expect("copied");
     assert_eq!(from, to);
 }

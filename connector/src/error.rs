@@ -38,9 +38,10 @@ impl From<CopyError> for ConnectorError {
         match error {
             CopyError::QueueFull { .. } => Self::Retry(error.to_string()),
             CopyError::Closed => Self::Closed,
-            CopyError::Unsupported(_) => Self::Unsupported(error.to_string()),
+            CopyError::Unsupported(_) | CopyError::MissingLibrary { .. } => Self::Unsupported(error.to_string()),
             CopyError::Invalid(_) => Self::Invalid(error.to_string()),
-            CopyError::Failed(_) => Self::Corrupt(error.to_string()),
+            CopyError::OutOfMemory(_) => Self::Capacity(error.to_string()),
+            CopyError::Failed(_) | CopyError::DeviceLost(_) => Self::Corrupt(error.to_string()),
         }
     }
 }

@@ -1,19 +1,10 @@
-//! Where the engine's KV memory is, and how a block lies in a slot.
-//!
-//! Each group has tensors of shape `(num_blocks, page_bytes)`: GPU block `b`'s page of a tensor is the `page_bytes` bytes at
-//! `base + b * page_bytes`. In a slot the group's tensors follow each other, and inside each tensor the pages of the chunk's
-//! GPU blocks:
-//!
-//! ```text
-//! slot: | tensor 0: page of place 0 | place 1 | .. place n-1 | tensor 1: place 0 | .. |   n = blocks_per_chunk
-//! ```
-//!
-//! so GPU blocks that are neighbours in the GPU and in the chunk are one run per tensor. What is left of the slot is unused.
+//! Where the engine's KV memory is. How a block lies in a slot: [`terrace_kernels::layout`]; a slot has one part here.
 #![expect(unsafe_code, reason = "an engine hands over raw addresses")]
 
 use std::sync::Arc;
 
 use terrace_kernels::Arena;
+use terrace_kernels::layout::{PageTensor, PagedLayout};
 
 use crate::error::ConnectorError;
 use crate::groups::ConnectorOptions;
@@ -86,32 +77,16 @@ impl KvTensor {
     }
 }
 
-/// A tensor ready for address arithmetic, already checked.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TensorPlace {
-    /// Address of GPU block 0's page; 0 where there is no memory.
-    pub base: usize,
-    /// Bytes of a page.
-    pub page_bytes: usize,
-    /// Where this tensor's pages begin in a slot.
-    pub slot_offset: usize,
-}
-
 /// The layout of all groups.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    pub groups: Vec<GroupLayout>,
+    pub paged: PagedLayout,
     /// Keeps arenas alive as long as their addresses are used.
     _caches: KvCaches,
 }
 
-/// The layout of one group.
-#[derive(Debug)]
-pub(crate) struct GroupLayout {
-    pub tensors: Vec<TensorPlace>,
-    /// Bytes of one GPU block, all tensors.
-    pub block_bytes: u64,
-}
+/// Stands for an address where there is no memory, and is never used as one.
+const NO_MEMORY: usize = 4096;
 
 impl Layout {
     /// Checks the tensors against the options. With `moves_bytes`, each must have memory.
@@ -125,55 +100,28 @@ impl Layout {
         }
         let mut groups = Vec::with_capacity(caches.groups.len());
         for (index, tensors) in caches.groups.iter().enumerate() {
-            groups.push(GroupLayout::new(index, tensors, options, moves_bytes)?);
+            let pages: Result<Vec<_>, _> =
+                tensors.iter().map(|tensor| tensor.pages(index, options.gpu_blocks, moves_bytes)).collect();
+            groups.push(pages?);
         }
-        Ok(Self { groups, _caches: caches })
+        let geometry = &options.geometry;
+        let paged = PagedLayout::new(groups, geometry.blocks_per_chunk, 0, geometry.block_bytes as usize)?;
+        Ok(Self { paged, _caches: caches })
     }
 }
 
-impl GroupLayout {
-    fn new(
-        group: usize,
-        tensors: &[KvTensor],
-        options: &ConnectorOptions,
-        moves_bytes: bool,
-    ) -> Result<Self, ConnectorError> {
+impl KvTensor {
+    fn pages(&self, group: usize, gpu_blocks: u32, moves_bytes: bool) -> Result<PageTensor, ConnectorError> {
         let refuse = |text: String| Err(ConnectorError::Invalid(format!("KV cache of group {group}: {text}")));
-        let chunk_blocks = u64::from(options.geometry.blocks_per_chunk);
-        let (mut places, mut block_bytes) = (Vec::with_capacity(tensors.len()), 0u64);
-        for tensor in tensors {
-            if tensor.num_blocks < options.gpu_blocks {
-                return refuse(format!(
-                    "a tensor of {} blocks for {} GPU blocks",
-                    tensor.num_blocks, options.gpu_blocks
-                ));
-            }
-            if tensor.page_bytes == 0 {
-                return refuse("a tensor of empty pages".to_owned());
-            }
-            let page_bytes = tensor.page_bytes as usize;
-            let base = match tensor.address() {
-                Some(address) if address != 0 => address,
-                _ if moves_bytes => return refuse("a tensor without memory".to_owned()),
-                _ => 0,
-            };
-            let end = page_bytes.checked_mul(tensor.num_blocks as usize).and_then(|len| base.checked_add(len));
-            if end.is_none() {
-                return refuse("a tensor that wraps around the address space".to_owned());
-            }
-            let slot_offset = block_bytes.saturating_mul(chunk_blocks);
-            block_bytes = block_bytes.saturating_add(u64::from(tensor.page_bytes));
-            places.push(TensorPlace { base, page_bytes, slot_offset: slot_offset as usize });
+        if self.num_blocks < gpu_blocks {
+            return refuse(format!("a tensor of {} blocks for {gpu_blocks} GPU blocks", self.num_blocks));
         }
-        if block_bytes == 0 {
-            return refuse("no tensor".to_owned());
-        }
-        if block_bytes.saturating_mul(chunk_blocks) > u64::from(options.geometry.block_bytes) {
-            return refuse(format!(
-                "{chunk_blocks} GPU blocks of {block_bytes} bytes do not fit block_bytes = {}",
-                options.geometry.block_bytes
-            ));
-        }
-        Ok(Self { tensors: places, block_bytes })
+        let base = match self.address() {
+            Some(address) if address != 0 => address,
+            _ if moves_bytes => return refuse("a tensor without memory".to_owned()),
+            _ => NO_MEMORY,
+        };
+        let page_bytes = self.page_bytes as usize;
+        Ok(PageTensor { base, num_blocks: self.num_blocks, page_bytes, page_stride: page_bytes })
     }
 }

@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "submitting copies between arenas")]
 
 use crate::arena::Arena;
-use crate::engine::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, Direction};
+use crate::engine::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, Direction, Order};
 
 const POISON: u8 = 0xA5;
 
@@ -45,9 +45,10 @@ fn arena(bytes: usize) -> Arena {
 
 /// # Safety
 /// As [`CopyEngine::submit`].
-unsafe fn submit(engine: &mut dyn CopyEngine, d: Direction, runs: &[CopyRun], after: Option<CopyId>) -> CopyId {
+unsafe fn submit(engine: &mut dyn CopyEngine, d: Direction, runs: &[CopyRun], after_copy: Option<CopyId>) -> CopyId {
     // SAFETY: passed on.
-    unsafe { engine.submit(d, runs, after) }.expect("a copy within the queue's bound")
+    unsafe { engine.submit(d, runs, Order { after_copy, ..Order::default() }) }
+        .expect("a copy within the queue's bound")
 }
 
 fn collect(engine: &mut dyn CopyEngine) -> Vec<CopyDone> {
@@ -150,7 +151,7 @@ fn full_queue(mut engine: Box<dyn CopyEngine>) {
         (0..3).map(|at| unsafe { submit(engine.as_mut(), Direction::DeviceToHost, &run(at), None) }).collect();
     engine.wait(&ids).expect("waiting");
     // SAFETY: as above, and refused.
-    let refused = unsafe { engine.submit(Direction::DeviceToHost, &run(3), None) };
+    let refused = unsafe { engine.submit(Direction::DeviceToHost, &run(3), Order::default()) };
     assert_eq!(refused, Err(CopyError::QueueFull { limit: 3 }));
     assert_eq!((engine.in_flight(), engine.stats().refused), (3, 1));
     assert_eq!(collect(engine.as_mut()).len(), 3);
@@ -177,11 +178,11 @@ fn refusals(mut engine: Box<dyn CopyEngine>) {
             CopyRun { src: usize::MAX - 1, dst: memory.address(), len: 16 },
         ] {
             // SAFETY: refused before any byte is touched.
-            let refused = unsafe { engine.submit(Direction::DeviceToHost, &[good, bad], None) };
+            let refused = unsafe { engine.submit(Direction::DeviceToHost, &[good, bad], Order::default()) };
             assert!(matches!(refused, Err(CopyError::Invalid(_))), "{refused:?}");
         }
         // SAFETY: refused: ordered after a copy of the future.
-        let refused = unsafe { engine.submit(Direction::DeviceToHost, &[good], Some(CopyId(u64::MAX))) };
+        let refused = unsafe { engine.submit(Direction::DeviceToHost, &[good], Order::behind(CopyId(u64::MAX))) };
         assert!(matches!(refused, Err(CopyError::Invalid(_))), "{refused:?}");
         assert_eq!(engine.in_flight(), 0);
     }

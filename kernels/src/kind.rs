@@ -1,5 +1,8 @@
 //! Which copy engine to build.
 
+use std::sync::Arc;
+
+use crate::cuda::{Cuda, CudaCopyEngine, CudaOptions, DeviceId, Driver};
 use crate::engine::{CopyEngine, CopyError};
 use crate::host::HostCopyEngine;
 use crate::null::NullCopyEngine;
@@ -16,33 +19,23 @@ pub enum CopyEngineKind {
     },
     /// Nothing moves.
     Null,
-    /// GPU copy engines of CUDA. The place for it is kept: no build has it yet.
+    /// A GPU's, with default options and no host memory that it knows to be pinned: for trying it. [`crate::cuda`] has the rest.
     Cuda {
-        /// Ordinal of the device.
-        device: u32,
+        /// Which device.
+        device: DeviceId,
     },
 }
 
 impl CopyEngineKind {
-    /// Builds the engine. `Unsupported` for [`CopyEngineKind::Cuda`].
+    /// Builds the engine. `MissingLibrary` or `Unsupported` for [`CopyEngineKind::Cuda`] where there is no driver, or none that works.
     pub fn build(self) -> Result<Box<dyn CopyEngine>, CopyError> {
         match self {
             Self::Host { threads, queue_entries } => Ok(Box::new(HostCopyEngine::new(threads, queue_entries)?)),
             Self::Null => Ok(Box::new(NullCopyEngine::new())),
-            Self::Cuda { device } => Err(CopyError::Unsupported(format!(
-                "this build has no CUDA copy engine (asked for device {device}): use the host engine, whose memory is host memory"
-            ))),
+            Self::Cuda { device } => {
+                let driver: Arc<dyn Driver> = Cuda::load()?.device(device)?;
+                Ok(Box::new(CudaCopyEngine::new(&driver, Vec::new(), &CudaOptions::default())?))
+            }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cuda_is_refused_in_words() {
-        let error = CopyEngineKind::Cuda { device: 3 }.build().err();
-        assert!(matches!(&error, Some(CopyError::Unsupported(text)) if text.contains("device 3")), "{error:?}");
     }
 }

@@ -8,7 +8,7 @@ use crate::engine::Direction;
 pub const COPY_SECONDS: (&str, &str, &str) = (
     "terrace_copy_seconds",
     "direction",
-    "Time from the submission of a copy to the host engine until its last byte is there: to_host (a store), to_device (a load).",
+    "Time from the submission of a copy until its last byte is there, by CUDA until that is seen: to_host (a store), to_device (a load).",
 );
 
 /// Times of copies, by direction.

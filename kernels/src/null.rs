@@ -1,6 +1,6 @@
 //! An engine that moves nothing: for studies of policies, where only counts matter.
 
-use crate::engine::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction};
+use crate::engine::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction, Order};
 
 /// Counts, and reports every copy done at the next poll. Reads no address.
 #[derive(Debug, Default)]
@@ -19,12 +19,7 @@ impl NullCopyEngine {
 
 impl CopyEngine for NullCopyEngine {
     #[expect(unsafe_code, reason = "the trait's; nothing is read here")]
-    unsafe fn submit(
-        &mut self,
-        direction: Direction,
-        runs: &[CopyRun],
-        _after: Option<CopyId>,
-    ) -> Result<CopyId, CopyError> {
+    unsafe fn submit(&mut self, direction: Direction, runs: &[CopyRun], _order: Order) -> Result<CopyId, CopyError> {
         let bytes = runs.iter().map(|run| run.len as u64).sum();
         let id = CopyId(self.next);
         self.next += 1;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrace_kernels::{Arena, CopyEngine, CopyRun, Direction, HostCopyEngine, StreamKind, stream_copy};
+use terrace_kernels::{Arena, CopyEngine, CopyRun, Direction, HostCopyEngine, Order, StreamKind, stream_copy};
 
 use super::outcome::Outcome;
 use super::{median, progress};
@@ -54,7 +54,7 @@ fn by_engine(engine: &mut HostCopyEngine, run_bytes: usize, from: &Arena, to: &A
         .collect();
     let start = Instant::now();
     // SAFETY: the runs lie inside two arenas that outlive the wait below and that nobody else touches.
-    let id = unsafe { engine.submit(Direction::DeviceToHost, &runs, None)? };
+    let id = unsafe { engine.submit(Direction::DeviceToHost, &runs, Order::default())? };
     engine.wait(&[id])?;
     let rate = BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
     engine.poll(&mut Vec::new());

@@ -7,7 +7,7 @@ mod runs;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use terrace_kernels::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction, NullCopyEngine};
+use terrace_kernels::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction, NullCopyEngine, Order};
 use terrace_primary::Region;
 
 use crate::api::{ConnectorMeta, JobId, Transfer, TransferKind, WorkerHalf, WorkerOutput};
@@ -124,7 +124,7 @@ impl Worker {
                 return Err(ConnectorError::Invalid(format!("job {} is known or in the wrong list", transfer.job.0)));
             }
             let outside = transfer.copies.iter().find(|copy| {
-                usize::from(copy.group) >= layout.groups.len()
+                usize::from(copy.group) >= layout.paged.groups()
                     || u32::from(copy.place) >= self.options.geometry.blocks_per_chunk
                     || copy.block.0 >= self.options.gpu_blocks
                     || copy.slot.0 >= self.region.slots()
@@ -177,7 +177,7 @@ impl Worker {
             // that are valid as long by `KvTensor::from_raw`'s contract or because `layout` keeps their arena. A slot that is
             // loaded from has a reader and a slot that is stored to is *writing*, so nobody writes the one or touches the
             // other; GPU blocks under a transfer are not handed out before it is done: `flush` and `released` see to it.
-            unsafe { self.engine.submit(direction, &runs, None) }
+            unsafe { self.engine.submit(direction, &runs, Order::default()) }
         });
         self.scratch_runs = runs;
         submitted

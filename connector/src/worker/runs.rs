@@ -6,7 +6,7 @@ use terrace_primary::Region;
 use crate::api::BlockCopy;
 use crate::pages::Layout;
 
-/// Appends the runs of a transfer; neighbours in both memories become one. Without memory it is one run of the bytes that
+/// Appends the runs of a transfer. Without memory it is one run of the bytes that
 /// would move, at no address. The copies were checked against layout and region.
 pub(super) fn build(
     layout: &Layout,
@@ -16,32 +16,16 @@ pub(super) fn build(
     runs: &mut Vec<CopyRun>,
 ) -> Result<(), CopyError> {
     if !region.moves_bytes() {
-        let bytes = copies.iter().filter_map(|copy| layout.groups.get(usize::from(copy.group)));
-        let len = bytes.map(|group| group.block_bytes).sum::<u64>() as usize;
+        let len = copies.iter().map(|copy| layout.paged.block_bytes(usize::from(copy.group))).sum::<u64>() as usize;
         runs.push(CopyRun { src: 0, dst: 0, len });
         return Ok(());
     }
-    let outside = |copy: &BlockCopy| CopyError::Invalid(format!("{copy:?} has no address"));
     for chunk in copies.chunk_by(|a, b| a.slot == b.slot && a.group == b.group) {
         let Some(first) = chunk.first() else { continue };
-        let group = layout.groups.get(usize::from(first.group)).ok_or_else(|| outside(first))?;
-        let slot = region.slot_ptr(first.slot).ok_or_else(|| outside(first))?.as_ptr() as usize;
-        for tensor in &group.tensors {
-            for copy in chunk {
-                let page = tensor.base + copy.block.index() * tensor.page_bytes;
-                let place = slot + tensor.slot_offset + usize::from(copy.place) * tensor.page_bytes;
-                let (src, dst) = match direction {
-                    Direction::DeviceToHost => (page, place),
-                    Direction::HostToDevice => (place, page),
-                };
-                match runs.last_mut() {
-                    Some(last) if last.src + last.len == src && last.dst + last.len == dst => {
-                        last.len += tensor.page_bytes;
-                    }
-                    _ => runs.push(CopyRun { src, dst, len: tensor.page_bytes }),
-                }
-            }
-        }
+        let slot = region.slot_ptr(first.slot);
+        let slot = slot.ok_or_else(|| CopyError::Invalid(format!("{first:?} has no address")))?.as_ptr() as usize;
+        let pages = chunk.iter().map(|copy| (copy.block.0, u32::from(copy.place)));
+        layout.paged.chunk_runs(usize::from(first.group), slot, pages, direction, runs)?;
     }
     Ok(())
 }

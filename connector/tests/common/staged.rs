@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use terrace_kernels::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction};
+use terrace_kernels::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction, Order};
 
 use super::Random;
 
@@ -86,12 +86,7 @@ impl StagedEngine {
 }
 
 impl CopyEngine for StagedEngine {
-    unsafe fn submit(
-        &mut self,
-        _direction: Direction,
-        runs: &[CopyRun],
-        _after: Option<CopyId>,
-    ) -> Result<CopyId, CopyError> {
+    unsafe fn submit(&mut self, _direction: Direction, runs: &[CopyRun], _order: Order) -> Result<CopyId, CopyError> {
         let limit = self.control.set().queue_entries;
         if self.pending.len() + self.done.len() >= limit {
             return Err(CopyError::QueueFull { limit });

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 pub use stream::{StreamKind, stream_copy};
 
-use crate::engine::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction};
+use crate::engine::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction, Order};
 use crate::metrics::CopyTimes;
 use pieces::Pieces;
 use queue::{Job, Queue};
@@ -96,16 +96,17 @@ fn copy_run(stream: StreamKind, run: &CopyRun) {
 
 impl CopyEngine for HostCopyEngine {
     #[expect(unsafe_code, reason = "the trait's")]
-    unsafe fn submit(
-        &mut self,
-        direction: Direction,
-        runs: &[CopyRun],
-        after: Option<CopyId>,
-    ) -> Result<CopyId, CopyError> {
+    unsafe fn submit(&mut self, direction: Direction, runs: &[CopyRun], order: Order) -> Result<CopyId, CopyError> {
         if self.in_flight.len() >= self.queue_entries {
             self.stats.refused += 1;
             return Err(CopyError::QueueFull { limit: self.queue_entries });
         }
+        if order.after.is_some() || order.before.is_some() {
+            return Err(CopyError::Unsupported(
+                "the host engine has no device whose streams a copy could be ordered by".to_owned(),
+            ));
+        }
+        let after = order.after_copy;
         if after.is_some_and(|earlier| earlier.0 >= self.next) {
             return Err(CopyError::Invalid("ordered after a copy that was never submitted".to_owned()));
         }

@@ -21,7 +21,7 @@ impl Pieces {
         let mut ends = Vec::new();
         let (mut bytes, mut filled) = (0u64, 0usize);
         for run in runs {
-            check(run)?;
+            run.check()?;
             bytes += run.len as u64;
             let mut done = 0;
             while done < run.len {
@@ -51,20 +51,6 @@ impl Pieces {
         let start = index.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
         self.ends.get(index).and_then(|end| self.runs.get(start..*end)).unwrap_or(&[])
     }
-}
-
-fn check(run: &CopyRun) -> Result<(), CopyError> {
-    if run.len == 0 {
-        return Ok(());
-    }
-    let ends = run.src.checked_add(run.len).zip(run.dst.checked_add(run.len));
-    let fault = match ends {
-        None => "wraps around the address space",
-        Some(_) if run.src == 0 || run.dst == 0 => "has no address",
-        Some((src_end, dst_end)) if run.src < dst_end && run.dst < src_end => "overlaps itself",
-        Some(_) => return Ok(()),
-    };
-    Err(CopyError::Invalid(format!("the run of {} bytes from {:#x} to {:#x} {fault}", run.len, run.src, run.dst)))
 }
 
 #[cfg(test)]
