@@ -4,7 +4,11 @@
 //! `Unknown`, or absent where the store cannot be read. Later changes are taken a bounded number a poll.
 //!
 //! **Room.** Bytes of all live segments, whoever wrote them, and of the stores under way stay below the capacity. A store
-//! that finds no room waits a little for the collector, then ends as [`Fault::Full`].
+//! that finds no room waits a little for the collector, then ends as [`Fault::Full`]. Until the log has been read to its end
+//! nobody knows how much room there is, and nothing is stored.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -39,7 +43,7 @@ const ROOM_WAIT: Duration = Duration::from_secs(5);
 enum Known {
     /// Not yet: keys are unknown, stores are refused as busy because their room is.
     NotYet,
-    /// It could not be read: keys are absent, stores fail.
+    /// It could not be read, or that takes long: keys are absent, and stores find no room.
     Unreachable,
     /// To its end, some fractions of a second ago.
     Yes,
@@ -314,7 +318,9 @@ impl SecondaryTier for ObjectTier {
         let given_up = self.begin(job.id, false, job.blocks.len());
         let mut fresh = Vec::with_capacity(job.blocks.len());
         let until = self.now().plus(ROOM_WAIT);
-        let (mut full, over_budget) = (false, !self.shared.requests.write_budget_left());
+        let mut full = false;
+        // More than a day's budget; or more than the capacity, for all that is known.
+        let refused = !self.shared.requests.write_budget_left() || self.known != Known::Yes;
         for (index, block) in job.blocks.into_iter().enumerate() {
             let index = index as u32;
             let present = self.blocks.find(&block.key).and_then(|(segment, position)| segment.crc32(position));
@@ -322,7 +328,7 @@ impl SecondaryTier for ObjectTier {
                 self.finish(job.id, index, Ok(crc32));
                 continue;
             }
-            if over_budget {
+            if refused {
                 self.finish(job.id, index, Err(Fault::Full));
                 continue;
             }
