@@ -53,7 +53,7 @@ pub struct ObjectConfig {
     pub connections: u32,
     /// Blocks accepted and not done; beyond, the tier refuses more.
     pub queue_entries: u32,
-    /// Shortest time between two log objects of this node, for each of up to four nodes that write.
+    /// Shortest time between two log objects of this node.
     pub publish_interval: Duration,
     /// Shortest time between two listings of the log.
     pub fold_interval: Duration,

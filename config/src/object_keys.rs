@@ -186,8 +186,7 @@ pub(crate) static TIER_OBJECT: [Key<TierDraft>; 34] = [
         Form::Time,
         millis(200),
         |t| Place::Time(&mut t.object.publish_interval),
-        "Shortest time between two log objects of this node, for each of up to four nodes that write: how long others wait to see its \
-         blocks, and what requests cost.",
+        "Shortest time between two log objects of this node: how long other nodes wait to see its blocks, and what PUTs cost.",
     ),
     row(
         "fold_interval",

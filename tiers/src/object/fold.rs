@@ -98,11 +98,6 @@ impl Fold {
         true
     }
 
-    /// Writers with a log object of `since` or later; counted up to `most`.
-    pub fn writers_since(&self, since: Stamp, most: usize) -> usize {
-        self.writers.values().filter(|progress| progress.newest() >= since).take(most).count()
-    }
-
     /// A log object that cannot be decoded counts as folded: it is not asked for again.
     pub fn skip(&mut self, name: &LogName) {
         self.note(name.writer, name.sequence, name.stamp);

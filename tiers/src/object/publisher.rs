@@ -37,11 +37,6 @@ const MAX_USES_PER_OBJECT: usize = 8_192;
 const USES_LINGER: Duration = Duration::from_secs(10);
 /// One try of a PUT, retries of its requests included.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// Every log object is read by every other node. So the more nodes write the longer each waits, lest what they all read grow with the
-/// square of their number: the interval is taken as many times as there are writers, but no more than this.
-const MOST_INTERVALS: usize = 4;
-/// A writer is one that has published so long before the newest log object, or later.
-const WRITES: Duration = Duration::from_secs(10);
 /// Pauses between tries.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -196,20 +191,10 @@ impl Publisher {
     /// At once if the last object is long ago; else at the end of the interval, with what comes until then.
     async fn wait_for_turn(&mut self) {
         let Some(last) = self.last.filter(|_| !self.closed) else { return };
-        let left = self.interval().saturating_sub(self.shared.clock.now().since(last));
+        let left = self.shared.config.publish_interval.saturating_sub(self.shared.clock.now().since(last));
         if !left.is_zero() {
             tokio::time::sleep(left).await;
         }
-    }
-
-    /// Time from one log object to the next.
-    fn interval(&self) -> Duration {
-        let writers = {
-            let fold = &self.state.lock().fold;
-            let since = fold.newest().minus_ms(WRITES.as_millis() as u64);
-            fold.writers_since(since, MOST_INTERVALS)
-        };
-        self.shared.config.publish_interval.saturating_mul(writers.max(1) as u32)
     }
 
     fn take_messages(&mut self) {

@@ -38,33 +38,6 @@ async fn the_first_goes_at_once_and_what_follows_goes_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_more_nodes_write_the_longer_each_waits_and_none_for_what_others_wrote_long_ago() {
-    let bucket = Bucket::new();
-    let nodes: Vec<_> = (1..=6).map(|name| Node::start(&bucket, name)).collect();
-    pause(1.0).await;
-    // Two objects of one node, and the time between them.
-    async fn twice(node: &Node) -> Duration {
-        node.store(1).await.unwrap();
-        let began = tokio::time::Instant::now();
-        node.store(1).await.unwrap();
-        began.elapsed()
-    }
-    let about = |took: Duration, intervals: u32| {
-        let interval = config().publish_interval;
-        took + Duration::from_millis(10) >= interval * intervals && took < interval * intervals + interval / 2
-    };
-    for (node, writers) in nodes.iter().zip([1, 2, 3, 4, 4, 4]) {
-        let took = twice(node).await;
-        assert!(about(took, writers), "{writers} writers: {took:?}");
-        nodes.iter().for_each(|node| node.folder.asked());
-        pause(1.0).await;
-    }
-    pause(20.0).await;
-    let took = twice(&nodes[0]).await;
-    assert!(about(took, 1), "alone again: {took:?}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_failed_object_is_tried_again_under_its_number_with_a_fresh_stamp() {
     let bucket = Bucket::new();
     let node = Node::start(&bucket, 1);
