@@ -39,7 +39,7 @@ pub struct ObjectConfig {
     pub low_watermark: f64,
     /// Segments that nobody used for so long are removed. `None`: no limit.
     pub max_age: Option<Duration>,
-    /// Largest segment, in bytes. Holds at least one block and the segment's own bytes.
+    /// Largest segment, in bytes. A block that does not fit is a segment of its own.
     pub segment_bytes: u32,
     /// Segments larger than this go up in parts of this size.
     pub part_bytes: u32,
@@ -47,7 +47,7 @@ pub struct ObjectConfig {
     pub range_bytes: u32,
     /// How long a segment waits for more blocks.
     pub linger: Duration,
-    /// Memory for segments on their way up, in bytes; at least `segment_bytes`.
+    /// Memory for segments on their way up, in bytes; at least `segment_bytes`, and one block.
     pub staging_bytes: u64,
     /// Requests at once.
     pub connections: u32,

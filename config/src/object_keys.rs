@@ -135,9 +135,9 @@ pub(crate) static TIER_OBJECT: [Key<TierDraft>; 34] = [
     row(
         "segment_bytes",
         piece(1 << 20),
-        bytes(64 << 20),
+        bytes(8 << 20),
         |t| Place::Size(&mut t.object.segment_bytes),
-        "Largest segment: the object in which blocks are stored together.",
+        "Largest segment: the object in which blocks are stored together. A larger block is a segment of its own.",
     ),
     row(
         "part_bytes",
@@ -165,7 +165,7 @@ pub(crate) static TIER_OBJECT: [Key<TierDraft>; 34] = [
         Form::Size { min: 1 << 20, max: MAX_TIER_BYTES },
         bytes(512 << 20),
         |t| Place::LongSize(&mut t.object.staging_bytes),
-        "Memory for segments on their way up, of each pool. At least segment_bytes.",
+        "Memory for segments on their way up, of each pool. At least segment_bytes, and one block.",
     ),
     row(
         "connections",
@@ -191,7 +191,7 @@ pub(crate) static TIER_OBJECT: [Key<TierDraft>; 34] = [
     row(
         "fold_interval",
         Form::Time,
-        millis(250),
+        millis(500),
         |t| Place::Time(&mut t.object.fold_interval),
         "Shortest time between two listings of the log, in which this node sees the blocks of others.",
     ),

@@ -105,23 +105,19 @@ fn credentials(path: &str, object: &ObjectConfig, report: &mut Report<'_>) {
     }
 }
 
-/// Segments hold blocks, and the staging memory holds segments.
+/// The staging memory holds segments, and the largest that there can be: a block that is larger than a segment should be.
 fn sizes(path: &str, object: &ObjectConfig, geometry: &Geometry, report: &mut Report<'_>) {
-    let segment = format!("{path}.segment_bytes");
+    let staging = format!("{path}.staging_bytes");
     let least = geometry.object_bytes() + OBJECT_SEGMENT_BYTES;
-    if report.good(&[&segment, "geometry.block_bytes"]) && u64::from(object.segment_bytes) < least {
+    if report.good(&[&staging, "geometry.block_bytes"]) && object.staging_bytes < least {
         report.fault(
-            &segment,
+            &staging,
             format!(
-                "must hold one block of {}, with its header of 256B and {} for the segment itself",
+                "must hold one block of {}, with its header of 256B and {} for its segment",
                 format_size(geometry.block_bytes.into()),
                 format_size(OBJECT_SEGMENT_BYTES)
             ),
-            // Beyond the key's own bound, the block is what is too large.
-            match least.next_multiple_of(1 << 20) {
-                least if least <= 1 << 30 => format!("write at least {}", quoted(&format_size(least))),
-                _ => "lower geometry.block_bytes".to_owned(),
-            },
+            format!("write at least {}", quoted(&format_size(least.next_multiple_of(1 << 20)))),
         );
     }
     ordered(

@@ -416,9 +416,9 @@ fn object_tiers() {
         ),
         // Sizes.
         (
-            s3("segment_bytes = \"2MiB\""),
+            s3("segment_bytes = \"1MiB\"\nstaging_bytes = \"2MiB\""),
             vec![
-                "7: tier[0].segment_bytes = \"2MiB\": must hold one block of 2MiB, with its header of 256B and 4KiB for the segment itself; \
+                "8: tier[0].staging_bytes = \"2MiB\": must hold one block of 2MiB, with its header of 256B and 4KiB for its segment; \
                  write at least \"3MiB\""
                     .to_owned(),
             ],
@@ -426,8 +426,8 @@ fn object_tiers() {
         (
             s3("[geometry]\nblock_bytes = \"1GiB\""),
             vec![
-                "3: tier[0].segment_bytes: must hold one block of 1GiB, with its header of 256B and 4KiB for the segment itself; \
-                 lower geometry.block_bytes"
+                "3: tier[0].staging_bytes: must hold one block of 1GiB, with its header of 256B and 4KiB for its segment; \
+                 write at least \"1025MiB\""
                     .to_owned(),
                 "5: tier[0].capacity = \"1GiB\": must hold at least one block (geometry.block_bytes and a header of 256B); write at least \
                  \"1073742080B\""
@@ -435,9 +435,9 @@ fn object_tiers() {
             ],
         ),
         (
-            s3("staging_bytes = \"32MiB\""),
+            s3("staging_bytes = \"4MiB\""),
             vec![
-                "7: tier[0].staging_bytes = \"32MiB\": must be at least segment_bytes, 64MiB; write at least \"64MiB\"".to_owned(),
+                "7: tier[0].staging_bytes = \"4MiB\": must be at least segment_bytes, 8MiB; write at least \"8MiB\"".to_owned(),
             ],
         ),
         (

@@ -59,10 +59,12 @@ fn pools_share_a_bucket_and_its_limits() {
     // A limit never becomes none.
     assert_eq!((object.read_requests_per_second, object.write_requests_per_second), (1, 0));
     assert_eq!((object.read_bytes_per_day, object.write_bytes_per_day), (Some(256 << 20), None));
-    let large = Geometry { block_bytes: 64 << 20, blocks_per_chunk: 1, ..GEOMETRY };
+    let large = Geometry { block_bytes: 1 << 30, blocks_per_chunk: 1, ..GEOMETRY };
     let mut roomy = config;
-    roomy.primary.blocks = 1 << 20;
-    let error =
-        roomy.for_pool(0, Namespace::default(), large, "session 7").expect_err("a segment holds no block").to_string();
-    assert!(error.contains("tier[0].segment_bytes"), "{error}");
+    roomy.primary.blocks = 1 << 16;
+    let error = roomy
+        .for_pool(0, Namespace::default(), large, "session 7")
+        .expect_err("the staging memory holds no block")
+        .to_string();
+    assert!(error.contains("tier[0].staging_bytes"), "{error}");
 }

@@ -6,7 +6,11 @@
 //! A store that is silent ([`Requests::is_silent`](super::requests::Requests::is_silent)) is not counted on: all keys are absent, and loads fail.
 //!
 //! **Room.** Bytes of all live segments, whoever wrote them, and of the stores under way stay below the capacity. A store
-//! that finds no room waits a little for the collector, then ends as [`Fault::Full`].
+//! that finds no room waits a little for the collector, then ends as [`Fault::Full`]. Until the log has been read to its end
+//! nobody knows how much room there is, and nothing is stored.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -41,7 +45,7 @@ const ROOM_WAIT: Duration = Duration::from_secs(5);
 enum Known {
     /// Not yet: keys are unknown, stores are refused as busy because their room is.
     NotYet,
-    /// It could not be read: keys are absent, stores fail.
+    /// It could not be read, or that takes long: keys are absent, and stores find no room.
     Unreachable,
     /// To its end, some fractions of a second ago.
     Yes,
@@ -332,7 +336,9 @@ impl SecondaryTier for ObjectTier {
         let given_up = self.begin(job.id, false, job.blocks.len());
         let mut fresh = Vec::with_capacity(job.blocks.len());
         let until = self.now().plus(ROOM_WAIT);
-        let (mut full, over_budget) = (false, !self.shared.requests.write_budget_left());
+        let mut full = false;
+        // More than a day's budget; or more than the capacity, for all that is known.
+        let refused = !self.shared.requests.write_budget_left() || self.known != Known::Yes;
         for (index, block) in job.blocks.into_iter().enumerate() {
             let index = index as u32;
             let present = self.blocks.find(&block.key).and_then(|(segment, position)| segment.crc32(position));
@@ -340,7 +346,7 @@ impl SecondaryTier for ObjectTier {
                 self.finish(job.id, index, Ok(crc32));
                 continue;
             }
-            if over_budget {
+            if refused {
                 self.finish(job.id, index, Err(Fault::Full));
                 continue;
             }
