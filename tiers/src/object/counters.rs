@@ -35,6 +35,19 @@ macro_rules! counters {
         pub struct Counters {
             $($(#[$doc])* pub $name: Counter,)*
         }
+
+        /// What an object tier counts beside the figures of every tier: since it was opened; gauges where the name says so.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct ObjectStats {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// All of them, now: each by itself, so that one may be ahead of another.
+            pub fn stats(&self) -> ObjectStats {
+                ObjectStats { $($name: self.$name.get(),)* }
+            }
+        }
     };
 }
 

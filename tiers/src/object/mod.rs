@@ -33,15 +33,14 @@ mod run;
 pub mod segment;
 mod shared;
 pub mod snapshot;
-mod stats;
 mod store_open;
 mod tier;
 mod wall;
 mod writer;
 
+pub use counters::ObjectStats;
 pub use id::{SegmentId, Stamp, WriterId};
 pub use open::ObjectOptions;
 pub use record::{SegmentRecord, Shape};
-pub use stats::ObjectStats;
 pub use tier::ObjectTier;
 pub use wall::{SystemWallClock, WallClock};

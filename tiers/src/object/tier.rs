@@ -23,7 +23,6 @@ use super::engine::Engine;
 use super::id::SegmentId;
 use super::port::{Change, Command, GivenUp, LoadPlace, Report, StorePlace};
 use super::shared::Shared;
-use super::stats::object_stats;
 use crate::clock::Time;
 use crate::metrics::OpTimes;
 use crate::tier::{
@@ -465,7 +464,7 @@ impl SecondaryTier for ObjectTier {
             allocated_bytes: self.blocks.bytes(),
             capacity_bytes: self.shared.config.capacity_bytes,
             in_flight: self.in_flight as u64,
-            object: object_stats(&self.shared.counters),
+            object: self.shared.counters.stats(),
             ..self.stats
         }
     }
