@@ -90,6 +90,7 @@ fn main() -> ExitCode {
     let (bytes, alignments) = if scripted { (4 << 20, 1) } else { (20 << 20, 4) };
     cases::run(&driver, bytes, alignments, &mut report);
     report.not_run("two processes with CUDA IPC, kill -9 of each side", "not part of the suite yet");
+    report.not_run("flush at a preemption", "not part of the suite yet: it needs an engine over the copies");
     report.not_run("slowdown of a bf16 matrix product beside copies", "not part of the suite yet");
     if scripted || only_cases {
         report.not_run("figures", "only cases were asked for");
