@@ -22,6 +22,7 @@ use super::blocks::Blocks;
 use super::engine::Engine;
 use super::id::SegmentId;
 use super::port::{Change, Command, GivenUp, LoadPlace, Report, StorePlace};
+use super::requests::pulse::SILENCE;
 use super::shared::Shared;
 use crate::clock::Time;
 use crate::metrics::OpTimes;
@@ -54,6 +55,8 @@ enum Known {
 struct Job {
     load: bool,
     started: Time,
+    /// A load that a silent store made pointless.
+    abandoned: bool,
     left: u32,
     done: Box<[bool]>,
     /// Of a store.
@@ -143,7 +146,14 @@ impl ObjectTier {
         let given_up = GivenUp::default();
         if blocks > 0 {
             let done = vec![false; blocks].into_boxed_slice();
-            let job = Job { load, started: self.now(), left: blocks as u32, done, given_up: given_up.clone() };
+            let job = Job {
+                load,
+                started: self.now(),
+                abandoned: false,
+                left: blocks as u32,
+                done,
+                given_up: given_up.clone(),
+            };
             self.jobs.insert(id, job);
             self.in_flight += blocks;
         }
@@ -194,17 +204,23 @@ impl ObjectTier {
         self.blocks.bytes().saturating_add(under_way) <= self.shared.config.capacity_bytes
     }
 
-    /// Looks whether the store still says anything. When it falls silent, nobody waits for its loads any more.
+    /// Looks whether the store still says anything. Loads that have waited as long as it is silent are waited for no more.
     fn listen(&mut self) {
         let silent = self.shared.requests.is_silent();
         if silent && !self.silent {
             self.shared.counters.silences.bump();
             tracing::warn!(tier = %self.descriptor.name, "the store does not answer; what it holds is not counted on until it does");
-            for (id, _) in self.jobs.iter().filter(|(_, job)| job.load) {
-                self.engine.send(Command::Abandon { job: *id });
-            }
         }
         self.silent = silent;
+        if !silent {
+            return;
+        }
+        let now = self.now();
+        let pointless = |job: &Job| job.load && !job.abandoned && now.since(job.started) >= SILENCE;
+        for (id, job) in self.jobs.iter_mut().filter(|(_, job)| pointless(job)) {
+            job.abandoned = true;
+            self.engine.send(Command::Abandon { job: *id });
+        }
     }
 
     fn take_reports(&mut self) {

@@ -78,7 +78,10 @@ impl Requests {
         let reading = call.direction == Direction::Read;
         let left = call.deadline.since(self.inner.clock.now());
         let patience = if reading { self.patience(call.deadline) } else { left };
-        self.inner.pulse.sent(self.inner.clock.now());
+        // An upload may well be on its way for seconds.
+        if reading {
+            self.inner.pulse.sent(self.inner.clock.now());
+        }
         let failure = match timeout_at(self.instant(self.inner.clock.now().plus(patience)), sent).await {
             Ok(Ok(answer)) => {
                 self.inner.pulse.heard();

@@ -9,7 +9,7 @@ mod body;
 mod error;
 mod hedge;
 mod list;
-mod pulse;
+pub(crate) mod pulse;
 mod read;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,8 +1,8 @@
 //! Whether the store says anything at all.
 //!
 //! A request that is late is nothing: others answer meanwhile, and the folder lists the log several times a second while blocks are asked for. When
-//! requests are sent and *nothing* comes for [`SILENCE`], no engine should wait for this store: lookups find nothing until it has
-//! answered once. A network or a server that only fails is silent too.
+//! reads and listings are sent and *nothing* comes for [`SILENCE`], no engine should wait for this store: lookups find nothing until it has
+//! answered once. A network or a server that only fails is silent too. Uploads do not start the clock: one may take seconds and be well.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use std::time::Duration;
 use crate::clock::Time;
 
 /// A store that was asked and has not said a word for so long is taken for gone.
-const SILENCE: Duration = Duration::from_secs(2);
+pub(crate) const SILENCE: Duration = Duration::from_secs(2);
 
 /// Sent and heard, by all requests of a tier.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
-    /// When the first request was sent since something was heard; 0: none was.
+    /// When the first read was sent since something was heard; 0: none was.
     waiting_since: AtomicU64,
 }
 
 impl Pulse {
-    /// A request goes out.
+    /// A read or a listing goes out.
     pub fn sent(&self, now: Time) {
         let _ = self.waiting_since.compare_exchange(0, now.0.max(1), Ordering::Relaxed, Ordering::Relaxed);
     }

@@ -103,6 +103,11 @@ async fn a_store_that_says_nothing_is_silent_until_it_answers() {
         tokio::time::sleep(10 * SECOND).await;
         assert!(!rig.requests.is_silent(), "{wrong:?}: nobody asks");
     }
+    rig.store.plan(Op::Put, Wrong::Hang, 100);
+    let place = Path::from("b");
+    let put = rig.requests.put(Class::Store, &place, PutPayload::from(vec![1; 10]), true, rig.within(5 * SECOND));
+    assert_eq!(put.await, Err(RequestError::Deadline));
+    assert!(!rig.requests.is_silent(), "an upload that takes long says nothing of the store");
 }
 
 #[tokio::test(start_paused = true)]
