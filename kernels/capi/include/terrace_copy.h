@@ -170,7 +170,8 @@ typedef struct terrace_copy_slots {
 #define TERRACE_COPY_STORE 0u /* blocks to slots */
 #define TERRACE_COPY_LOAD 1u  /* slots to blocks */
 
-/* A job: blocks, group after group, and the slots that they fill. All lists are read during the call. */
+/* A job: blocks, group after group, and the slots that they fill. All lists are read during the call. In one job no slot stands twice of a
+ * store and no block twice in a group of a load. */
 typedef struct terrace_copy_job {
   uint64_t id;                   /* the caller's name for it; of two in flight not the same */
   const uint32_t *block_ids;     /* group after group */

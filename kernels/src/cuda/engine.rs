@@ -166,6 +166,16 @@ impl CudaCopyEngine {
         self.ranges.remove(base);
     }
 
+    /// Tells of host memory that is, or is becoming, registered. It overlaps no other.
+    pub fn add_pins(&mut self, pins: Arc<RegionPins>) {
+        self.pins.add(pins);
+    }
+
+    /// Forgets registered host memory, of which no copy is in flight: its copies go as pageable from now on.
+    pub fn remove_pins(&mut self, pins: &Arc<RegionPins>) {
+        self.pins.remove(pins);
+    }
+
     /// Waits until no copy is in flight: afterwards the engine touches no memory. They are still to be polled.
     pub fn drain(&mut self) {
         for lane in &mut self.lanes {

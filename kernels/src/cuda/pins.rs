@@ -219,6 +219,14 @@ impl PinMap {
     pub fn new(pins: Vec<Arc<RegionPins>>) -> Self {
         Self { pins }
     }
+
+    pub fn add(&mut self, pins: Arc<RegionPins>) {
+        self.pins.push(pins);
+    }
+
+    pub fn remove(&mut self, pins: &Arc<RegionPins>) {
+        self.pins.retain(|known| !Arc::ptr_eq(known, pins));
+    }
 }
 
 impl HostMap for PinMap {
