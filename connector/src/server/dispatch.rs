@@ -47,8 +47,10 @@ impl Pool {
     }
 
     fn call(&mut self, call: Call, header: &FrameHeader, body: &[u8]) -> Result<(), Refusal> {
-        if header.flags.reply || header.flags.error || matches!(call.kind, Kind::Hello | Kind::Goodbye) {
-            return Err(Refusal::malformed("a reply, a second Hello or a Goodbye does not come from a client"));
+        if header.flags.reply || header.flags.error || matches!(call.kind, Kind::Hello | Kind::Goodbye | Kind::Copied) {
+            return Err(Refusal::malformed(
+                "a reply, a second Hello, a Goodbye or a Copied does not come from a client",
+            ));
         }
         if header.descriptors != 0 {
             return Err(Refusal::malformed("no descriptor belongs to this frame"));
