@@ -80,7 +80,13 @@ fn the_vectors_have_every_kind_in_every_direction() {
     for kind in Kind::ALL {
         let number = kind as u16;
         let expected: &[u32] = match kind {
-            Kind::Complete | Kind::StoreRows | Kind::LoadRows | Kind::Bye | Kind::Goodbye => &[4],
+            Kind::Complete
+            | Kind::StoreRows
+            | Kind::LoadRows
+            | Kind::Bye
+            | Kind::Goodbye
+            | Kind::Copy
+            | Kind::Copied => &[4],
             _ => &[0, 1],
         };
         assert!(expected.iter().all(|flags| seen.contains(&(number, *flags))), "{kind:?}");

@@ -56,11 +56,17 @@ pub enum Kind {
     Bye = 13,
     /// From the server, one way: [`super::Goodbye`].
     Goodbye = 14,
+    /// [`super::Attach`], [`super::AttachReply`].
+    Attach = 15,
+    /// [`super::Copy`], one way; its end is told by [`super::Copied`].
+    Copy = 16,
+    /// From the server, one way: [`super::Copied`].
+    Copied = 17,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Hello,
         Self::Lookup,
         Self::PrepareStore,
@@ -75,6 +81,9 @@ impl Kind {
         Self::Stats,
         Self::Bye,
         Self::Goodbye,
+        Self::Attach,
+        Self::Copy,
+        Self::Copied,
     ];
 
     /// The kind with this number.

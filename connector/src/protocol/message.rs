@@ -20,7 +20,7 @@ pub struct Hello {
     pub version_min: u16,
     /// Highest version that the client speaks.
     pub version_max: u16,
-    /// Optional features that the client can use. None is defined in version 1.
+    /// Optional features that the client can use: [`super::DEVICE_COPIES`]. Unknown ones are ignored.
     pub features: Vec<String>,
     /// "scheduler", "worker" or "tier".
     pub role: String,

@@ -2,6 +2,7 @@
 //! `tests/protocol/vectors.json` hold both to each other.
 
 mod code;
+mod copies;
 mod error;
 mod frame;
 mod inbox;
@@ -12,6 +13,10 @@ mod message;
 
 pub(crate) use code::Body;
 pub use code::{decode, encode};
+pub use copies::{
+    Attach, AttachReply, Copied, CopiedJob, Copy, CopyJob, DEVICE_COPIES, HANDLE_BYTES, MAX_MEMORIES, MAX_PAGES,
+    Memory, Page, UUID_BYTES,
+};
 pub use error::{ErrorCode, ErrorReply, ProtocolError};
 pub use frame::{FrameFlags, FrameHeader, HEADER_BYTES, Kind, MAGIC, VERSION};
 pub(crate) use inbox::Inbox;

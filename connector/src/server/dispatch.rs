@@ -47,8 +47,10 @@ impl Pool {
     }
 
     fn call(&mut self, call: Call, header: &FrameHeader, body: &[u8]) -> Result<(), Refusal> {
-        if header.flags.reply || header.flags.error || matches!(call.kind, Kind::Hello | Kind::Goodbye) {
-            return Err(Refusal::malformed("a reply, a second Hello or a Goodbye does not come from a client"));
+        if header.flags.reply || header.flags.error || matches!(call.kind, Kind::Hello | Kind::Goodbye | Kind::Copied) {
+            return Err(Refusal::malformed(
+                "a reply, a second Hello, a Goodbye or a Copied does not come from a client",
+            ));
         }
         if header.descriptors != 0 {
             return Err(Refusal::malformed("no descriptor belongs to this frame"));
@@ -65,6 +67,8 @@ impl Pool {
             Kind::Reset if body.is_empty() && decides => self.reset(call)?,
             Kind::Ping | Kind::Stats | Kind::Bye => return Err(Refusal::malformed("this kind of frame has no body")),
             Kind::Complete if role == Role::Worker => self.complete(call, &decode("Complete", body)?)?,
+            Kind::Attach if role == Role::Worker => self.attach_memory(call, decode("Attach", body)?)?,
+            Kind::Copy if role == Role::Worker => self.copy(call, &decode("Copy", body)?)?,
             Kind::Lookup if decides => self.lookup(call, &decode("Lookup", body)?)?,
             Kind::EndStep if decides => self.end_step(call, &decode("EndStep", body)?)?,
             Kind::Pin if decides => self.pin(call, &decode("Pin", body)?)?,

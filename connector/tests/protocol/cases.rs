@@ -1,10 +1,11 @@
 //! The frames of `tests/protocol/vectors.json`: every message, with ordinary values and at the edges of its fields.
 
 use terrace_connector::protocol::{
-    Answer, Complete, CompletedJob, EndStep, EndStepReply, ErrorCode, ErrorReply, EventBatch, ForeignRegion,
-    FrameFlags, FrameHeader, Goodbye, Hello, HelloReply, JobOutcome, Kind, LeaseEnd, LoadRows, Lookup, LookupReply,
-    Pin, PinReply, PrepareStore, PrepareStoreReply, Query, Refusal, RowsDone, Scan, StatsReply, StoreRows, TierInfo,
-    Unpin, WANT_EVENTS, WANT_STATS, WireGeometry, WireLimits, WireNamespace, numbers_to_bytes,
+    Answer, Attach, AttachReply, Complete, CompletedJob, Copied, CopiedJob, Copy, CopyJob, DEVICE_COPIES, EndStep,
+    EndStepReply, ErrorCode, ErrorReply, EventBatch, ForeignRegion, FrameFlags, FrameHeader, Goodbye, Hello,
+    HelloReply, JobOutcome, Kind, LeaseEnd, LoadRows, Lookup, LookupReply, Memory, Page, Pin, PinReply, PrepareStore,
+    PrepareStoreReply, Query, Refusal, RowsDone, Scan, StatsReply, StoreRows, TierInfo, Unpin, WANT_EVENTS, WANT_STATS,
+    WireGeometry, WireLimits, WireNamespace, numbers_to_bytes,
 };
 
 use super::frames::Message;
@@ -53,6 +54,7 @@ pub fn cases() -> Vec<Case> {
     small(&mut cases);
     rows(&mut cases);
     errors(&mut cases);
+    device_copies(&mut cases);
     cases.0
 }
 
@@ -360,4 +362,79 @@ fn errors(cases: &mut Cases) {
     }
     let unknown = Message::ErrorReply(ErrorReply { code: u16::MAX, message: "a code of a later release".into() });
     cases.add("refused with a code that nobody knows yet", Kind::Ping, FrameFlags::ERROR, 50, unknown);
+}
+
+fn device_copies(cases: &mut Cases) {
+    let features = vec!["something-else".into(), DEVICE_COPIES.into()];
+    let hello = Hello { features, role: "worker".into(), rank: 1, store_workers: 0, load_workers: 0, ..a_hello() };
+    cases.add("hello of a worker that would have the daemon copy", Kind::Hello, REQUEST, 1, Message::Hello(hello));
+    let reply = HelloReply {
+        version: 1,
+        features: vec![DEVICE_COPIES.into()],
+        session: 8,
+        region: 2,
+        namespace: vec![7; 32],
+        slots: 16,
+        slot_stride: 2 << 20,
+        region_bytes: 32 << 20,
+        tiers: Vec::new(),
+        limits: WireLimits { message_bytes: 1 << 20, keys_per_message: 16384, requests: 4096, jobs: 1024, slots: 8 },
+    };
+    let reply = Message::HelloReply(reply);
+    cases.with_descriptors("reply to hello: the daemon copies", Kind::Hello, REPLY, 1, 1, reply);
+
+    let memory = |n: u8| Memory { handle: vec![n; 64], offset: 512, allocation_bytes: 64 << 20 };
+    let page = |memory, offset| Page { memory, offset, num_blocks: 1024, page_bytes: 32768, page_stride: 65536 };
+    let attach = Attach {
+        device: (0..16).collect(),
+        memories: vec![memory(1), memory(2)],
+        groups: vec![vec![page(0, 0), page(0, 32768), page(1, 0)], vec![page(1, 1 << 26)]],
+        part_offset: 1 << 20,
+        part_bytes: 1 << 20,
+        null_block: Some(0),
+        store_ready: vec![3; 64],
+        load_ready: vec![4; 64],
+    };
+    cases.add("attach two memories, two groups", Kind::Attach, REQUEST, 2, Message::Attach(attach));
+    let last =
+        Page { memory: u32::MAX, offset: u64::MAX, num_blocks: u32::MAX, page_bytes: u32::MAX, page_stride: u64::MAX };
+    let edge = Attach {
+        device: vec![255; 16],
+        memories: vec![Memory { handle: vec![255; 64], offset: u64::MAX, allocation_bytes: u64::MAX }; 17],
+        groups: vec![Vec::new(), vec![last; 16]],
+        part_offset: u32::MAX,
+        part_bytes: u32::MAX,
+        null_block: Some(u32::MAX),
+        store_ready: vec![255; 64],
+        load_ready: vec![255; 64],
+    };
+    cases.add("attach with the longest numbers", Kind::Attach, REQUEST, u64::MAX, Message::Attach(edge));
+    cases.add("attach nothing", Kind::Attach, REQUEST, 3, Message::Attach(Attach::default()));
+    let reply = AttachReply { stored: vec![5; 64], loaded: vec![6; 64] };
+    cases.add("reply to attach", Kind::Attach, REPLY, 2, Message::AttachReply(reply));
+    cases.add("reply to attach without events", Kind::Attach, REPLY, 3, Message::AttachReply(AttachReply::default()));
+
+    let job = CopyJob {
+        job: 10,
+        blocks: numbers_to_bytes([7, 8, 0, 9, 300]),
+        sizes: numbers_to_bytes([4, 1]),
+        firsts: numbers_to_bytes([2, 0]),
+        slots: numbers_to_bytes([17, 4_000_000, 18]),
+    };
+    let store = Copy { store: true, jobs: vec![job.clone(), CopyJob { job: 12, ..job.clone() }] };
+    cases.add("copy pages of two jobs to slots", Kind::Copy, ONE_WAY, 4, Message::Copy(store));
+    let long = CopyJob { job: u64::MAX, blocks: numbers_to_bytes(0..70), slots: vec![255; 4], ..job };
+    cases.add("copy a slot to pages", Kind::Copy, ONE_WAY, 5, Message::Copy(Copy { store: false, jobs: vec![long] }));
+    cases.add("copy nothing", Kind::Copy, ONE_WAY, 6, Message::Copy(Copy::default()));
+    let jobs = vec![
+        CopiedJob { job: 10, ok: true, bytes: 10 << 20, micros: 350 },
+        CopiedJob { job: 12, ok: false, bytes: 0, micros: 0 },
+        CopiedJob { job: u64::MAX, ok: true, bytes: u64::MAX, micros: u64::MAX },
+    ];
+    cases.add("jobs were copied", Kind::Copied, ONE_WAY, 0, Message::Copied(Copied { jobs }));
+    cases.add("nothing was copied", Kind::Copied, ONE_WAY, 0, Message::Copied(Copied::default()));
+    let early = ErrorReply::new(ErrorCode::Role, "Copy before the reply to Attach: wait for it");
+    cases.add("refused: a copy that came too early", Kind::Copy, FrameFlags::ERROR, 7, Message::ErrorReply(early));
+    let gone = ErrorReply::new(ErrorCode::Invalid, "memories[0]: the handle cannot be opened");
+    cases.add("refused: memory that is gone", Kind::Attach, FrameFlags::ERROR, 8, Message::ErrorReply(gone));
 }

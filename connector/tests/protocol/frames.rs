@@ -1,9 +1,9 @@
 //! One frame, whole: header and the message of its kind and flags. Used by the fuzz target too.
 
 use terrace_connector::protocol::{
-    Complete, EndStep, EndStepReply, ErrorReply, FrameFlags, FrameHeader, Goodbye, HEADER_BYTES, Hello, HelloReply,
-    Kind, LoadRows, Lookup, LookupReply, MAX_HELLO_BYTES, Pin, PinReply, PrepareStore, PrepareStoreReply,
-    ProtocolError, StatsReply, StoreRows, Unpin, decode, encode,
+    Attach, AttachReply, Complete, Copied, Copy, EndStep, EndStepReply, ErrorReply, FrameFlags, FrameHeader, Goodbye,
+    HEADER_BYTES, Hello, HelloReply, Kind, LoadRows, Lookup, LookupReply, MAX_HELLO_BYTES, Pin, PinReply, PrepareStore,
+    PrepareStoreReply, ProtocolError, StatsReply, StoreRows, Unpin, decode, encode,
 };
 
 /// Any body.
@@ -27,6 +27,10 @@ pub enum Message {
     LoadRows(LoadRows),
     StatsReply(StatsReply),
     Goodbye(Goodbye),
+    Attach(Attach),
+    AttachReply(AttachReply),
+    Copy(Copy),
+    Copied(Copied),
     ErrorReply(ErrorReply),
 }
 
@@ -94,9 +98,10 @@ fn decode_body(kind: Kind, flags: FrameFlags, body: &[u8]) -> Result<Message, Fr
     let reply = flags == FrameFlags::REPLY;
     let one_way = flags == FrameFlags::ONE_WAY;
     Ok(match kind {
-        // The server sends it one way, so nobody refuses it.
+        // The server sends these one way, so nobody refuses them.
         Kind::Goodbye if one_way => Message::Goodbye(decode("Goodbye", body)?),
-        Kind::Goodbye => return Err(FrameError::Flags),
+        Kind::Copied if one_way => Message::Copied(decode("Copied", body)?),
+        Kind::Goodbye | Kind::Copied => return Err(FrameError::Flags),
         _ if flags == FrameFlags::ERROR => Message::ErrorReply(decode("ErrorReply", body)?),
         Kind::Hello if request => Message::Hello(decode("Hello", body)?),
         Kind::Hello if reply => Message::HelloReply(decode("HelloReply", body)?),
@@ -118,6 +123,9 @@ fn decode_body(kind: Kind, flags: FrameFlags, body: &[u8]) -> Result<Message, Fr
         Kind::Stats if request => empty("Stats")?,
         Kind::Stats if reply => Message::StatsReply(decode("StatsReply", body)?),
         Kind::Bye if one_way => empty("Bye")?,
+        Kind::Attach if request => Message::Attach(decode("Attach", body)?),
+        Kind::Attach if reply => Message::AttachReply(decode("AttachReply", body)?),
+        Kind::Copy if one_way => Message::Copy(decode("Copy", body)?),
         _ => return Err(FrameError::Flags),
     })
 }
@@ -143,6 +151,10 @@ pub fn encode_frame(mut header: FrameHeader, message: &Message) -> Vec<u8> {
         Message::LoadRows(message) => encode(message, &mut body),
         Message::StatsReply(message) => encode(message, &mut body),
         Message::Goodbye(message) => encode(message, &mut body),
+        Message::Attach(message) => encode(message, &mut body),
+        Message::AttachReply(message) => encode(message, &mut body),
+        Message::Copy(message) => encode(message, &mut body),
+        Message::Copied(message) => encode(message, &mut body),
         Message::ErrorReply(message) => encode(message, &mut body),
     };
     encoded.expect("a message that can be written");

@@ -28,6 +28,10 @@ pub fn named(message: &Message) -> (&'static str, Value) {
         Message::LoadRows(message) => ("LoadRows", fields(message)),
         Message::StatsReply(message) => ("StatsReply", fields(message)),
         Message::Goodbye(message) => ("Goodbye", fields(message)),
+        Message::Attach(message) => ("Attach", fields(message)),
+        Message::AttachReply(message) => ("AttachReply", fields(message)),
+        Message::Copy(message) => ("Copy", fields(message)),
+        Message::Copied(message) => ("Copied", fields(message)),
         Message::ErrorReply(message) => ("ErrorReply", fields(message)),
     }
 }

@@ -81,7 +81,7 @@ pub fn refusals() -> Vec<Refusal> {
     add("version 257: its low byte is right", changed(5, 1), "version");
     add("the version in the other byte order", [&ping[..4], &[0, 1], &ping[6..]].concat(), "version");
     add("kind 0", changed(6, 0), "kind");
-    add("kind 15", changed(6, 15), "kind");
+    add("kind 18", changed(6, 18), "kind");
     add("kind 262: its low byte is right", changed(7, 1), "kind");
     for (flags, name) in
         [(2, "error without reply"), (5, "reply and one way"), (7, "all flags"), (8, "an unknown flag")]
@@ -139,7 +139,31 @@ pub fn refusals() -> Vec<Refusal> {
         body("hello of a tier with its region", &whole[HEADER_BYTES..whole.len() - 1]),
         "body",
     );
+    add("pages outside of a group", body("attach nothing", &nothing_attached(&[0x91, 5])), "body");
+    add(
+        "a page without its stride",
+        body("attach nothing", &nothing_attached(&[0x91, 0x91, 0x94, 0, 0, 1, 1])),
+        "body",
+    );
+    add("copies of which nobody says which way", body("copy nothing", &[0x92, 0xc0, 0x90]), "body");
+    add("a job without slots", body("copy nothing", &[0x92, 0xc3, 0x91, 0x94, 1, 0xc4, 0, 0xc4, 0, 0xc4, 0]), "body");
+    add("a copied job that is only a number", body("nothing was copied", &[0x91, 0x91, 7]), "body");
+    add("copied as a request", with_flags("nothing was copied", 0), "flags");
+    add("copy as a request", with_flags("copy nothing", 0), "flags");
+    add("attach one way", with_flags("attach nothing", 4), "flags");
     refusals
+}
+
+/// The body of an `Attach` in which all but `groups` is empty.
+fn nothing_attached(groups: &[u8]) -> Vec<u8> {
+    [&[0x98, 0xc4, 0, 0x90], groups, &[0, 0, 0xc0, 0xc4, 0, 0xc4, 0]].concat()
+}
+
+/// The frame of a vector with other flags.
+fn with_flags(name: &str, flags: u8) -> Vec<u8> {
+    let mut frame = frame(name);
+    frame[8] = flags;
+    frame
 }
 
 /// The frame of the vector with this name.

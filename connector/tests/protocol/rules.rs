@@ -1,6 +1,8 @@
 //! What holds for any bytes: they are refused, or they are a message that stays the same when it is written and read again.
 
-use terrace_connector::protocol::{Answer, HEADER_BYTES, Kind, MAGIC, VERSION, keys_from_bytes, keys_to_bytes};
+use terrace_connector::protocol::{
+    Answer, CopyJob, HEADER_BYTES, Kind, MAGIC, VERSION, keys_from_bytes, keys_to_bytes,
+};
 use terrace_connector::protocol::{numbers_from_bytes, numbers_to_bytes};
 
 use super::MESSAGE_BYTES;
@@ -27,11 +29,11 @@ pub fn repair(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut frame = bytes.to_vec();
     let body_bytes = u32::try_from(bytes.len().checked_sub(HEADER_BYTES)?).ok()?;
     // What is right already stays.
-    let kind = (u16::from(frame[6]) + 13) % 14 + 1;
+    let kind = (u16::from(frame[6]) + 16) % 17 + 1;
     let flags = [0, 1, 0, 3, 4, 4, 1, 3][usize::from(frame[8] % 8)];
     let flags: u32 = match Kind::from_number(kind)? {
-        Kind::Goodbye => 4,
-        Kind::Complete | Kind::StoreRows | Kind::LoadRows | Kind::Bye if flags < 3 => 4,
+        Kind::Goodbye | Kind::Copied => 4,
+        Kind::Complete | Kind::StoreRows | Kind::LoadRows | Kind::Copy | Kind::Bye if flags < 3 => 4,
         _ if flags == 4 => 0,
         _ => flags,
     };
@@ -63,8 +65,13 @@ fn strings(message: &Message) -> Vec<&[u8]> {
         Message::Unpin(message) => vec![&message.keys],
         Message::StoreRows(message) => vec![&message.keys, &message.rows],
         Message::LoadRows(message) => vec![&message.keys, &message.rows],
+        Message::Copy(message) => message.jobs.iter().flat_map(lists).collect(),
         _ => Vec::new(),
     }
+}
+
+fn lists(job: &CopyJob) -> [&[u8]; 4] {
+    [&job.blocks, &job.sizes, &job.firsts, &job.slots]
 }
 
 fn check_lists(bytes: &[u8]) {
