@@ -52,6 +52,8 @@ class Counters:
     #: Worker: copies not begun because the job was handed out before the worker attached, and reports for nobody.
     refused_copies: int = 0
     dropped_reports: int = 0
+    #: Worker: stores that the daemon copied too slowly to be waited for.
+    given_up_copies: int = 0
 
     _logged: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
 
