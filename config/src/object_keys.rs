@@ -19,7 +19,7 @@ const fn piece(min: u64) -> Form {
     Form::Size { min, max: 1 << 30 }
 }
 
-const fn bytes(bytes: u64) -> Preset {
+pub(crate) const fn bytes(bytes: u64) -> Preset {
     Preset::Is(Value::Size(bytes))
 }
 
