@@ -42,7 +42,8 @@ pub fn run(options: &ServeOptions) -> Result<ExitCode> {
         let endpoint = MetricsEndpoint::start(address)?;
         eprintln!("terrace: metrics at http://{}/metrics", endpoint.address());
     }
-    let handle = Server::start(&config, ServerOptions { socket: options.socket.clone() }).map_err(|error| {
+    let own = ServerOptions { socket: options.socket.clone(), ..ServerOptions::default() };
+    let handle = Server::start(&config, own).map_err(|error| {
         let text = causes(&error);
         if error.is_bad_input() { BadInput::new(text).into() } else { anyhow::Error::msg(text) }
     })?;

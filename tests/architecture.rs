@@ -8,6 +8,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("terrace-config", &[]),
     ("terrace-primary", &["terrace-config"]),
     ("terrace-kernels", &[]),
+    ("terrace-copy", &["terrace-kernels"]),
     ("terrace-tiers", &["terrace-config", "terrace-primary"]),
     ("terrace-tiering", &["terrace-config", "terrace-primary", "terrace-tiers"]),
     (

@@ -220,6 +220,9 @@ fn bad_options_end_with_status_2_and_a_reason() {
         ("--blocks-per-chunk 0", "blocks_per_chunk"),
         ("--store-threshold 0", "store_threshold"),
         ("--gpu-prefix-cache maybe", "maybe"),
+        ("--copy gpu", "gpu"),
+        ("--copy host --no-bytes", "--no-bytes"),
+        ("--copy cuda --connect /no/such.sock", "--connect"),
         ("--config /no/such/terrace.toml", "/no/such/terrace.toml"),
     ] {
         let output = run(arguments);
@@ -228,6 +231,36 @@ fn bad_options_end_with_status_2_and_a_reason() {
         assert!(log.contains(reason), "{arguments:?} does not name {reason}: {log}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
+}
+
+/// All of the CUDA engine but the driver's own functions, under a whole replay.
+#[test]
+fn right_bytes_through_a_device_that_exists_only_in_host_memory() {
+    for more in ["--groups 1", "--groups 2 --blocks-per-chunk 2"] {
+        let report = report(&format!("{SMALL} --limit 150 --copy scripted {more}"));
+        assert_sound(&report, 150, more);
+        assert!(number(&report, "/bytes/stored") > 0 && number(&report, "/bytes/loaded") > 0, "{report:#}");
+    }
+}
+
+#[test]
+fn asking_for_a_gpu_where_there_is_none_names_the_library() {
+    if terrace_kernels::cuda::Cuda::load().is_ok() {
+        println!("NOT RUN: a CUDA driver is here");
+        return;
+    }
+    let place = tempfile::tempdir().expect("temporary directory");
+    let config = place.path().join("terrace.toml");
+    std::fs::write(&config, "[primary]\nblocks = 600\n[copy]\nengine = \"cuda\"\n").expect("a configuration");
+    for arguments in ["--copy cuda".to_owned(), format!("--config {}", config.display())] {
+        let output = run(&arguments);
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{log}");
+        assert!(log.contains("copy.engine = \"cuda\": libcuda.so.1") && log.contains("write \"host\""), "{log}");
+    }
+    // The option wins over the file.
+    let report = report(&format!("{SMALL} --limit 20 --copy host --config {}", config.display()));
+    assert_sound(&report, 20, "--copy host");
 }
 
 #[test]

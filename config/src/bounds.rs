@@ -14,6 +14,8 @@ pub const MAX_TIER_BYTES: u64 = 1 << 60;
 pub const MAX_TIERS: usize = 16;
 /// Most directories of one tier.
 pub const MAX_PATHS: usize = 64;
+/// Pieces of the region that are registered with a GPU's driver are multiples of this: huge pages.
+pub const COPY_PIECE_BYTES: u64 = 2 << 20;
 /// Bytes that follow a block's payload in its file on an NVMe tier.
 pub const NVME_FOOTER_BYTES: u64 = 4096;
 

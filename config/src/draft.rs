@@ -98,6 +98,17 @@ impl Draft {
                 drain: Duration::ZERO,
             },
             breaker: BreakerConfig { failures: 0, cooldown: Duration::ZERO },
+            copy: CopyConfig {
+                engine: CopyChoice::Auto,
+                devices: Vec::new(),
+                path: CopyPath::Auto,
+                kernel_blocks: 0,
+                queue_entries: 0,
+                piece_bytes: 0,
+                register_threads: 0,
+                nvrtc: None,
+                cache_dir: None,
+            },
             tiers: Vec::new(),
             server: ServerConfig {
                 socket: PathBuf::new(),

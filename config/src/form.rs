@@ -50,8 +50,12 @@ pub(crate) enum Form {
     Label,
     /// A list of texts, perhaps empty.
     Texts,
+    /// Devices, perhaps none: numbers, or `GPU-` and a UUID.
+    Devices,
     /// A file.
     Path,
+    /// A directory.
+    Directory,
     /// Directories.
     Paths,
 }
@@ -75,7 +79,9 @@ impl Form {
             Self::Text => format!("a string of at most {TEXT_BYTES} bytes"),
             Self::Name | Self::Label => format!("a string of 1 to {NAME_BYTES} letters, digits, '-', '_' or '.'"),
             Self::Texts => format!("a list of at most {MAX_TEXTS} strings"),
+            Self::Devices => format!("a list of at most {MAX_TEXTS} numbers of devices or \"GPU-<uuid>\""),
             Self::Path => "the path of a file".to_owned(),
+            Self::Directory => "the path of a directory".to_owned(),
             Self::Paths => format!("a list of 1 to {MAX_PATHS} directories"),
         };
         format!("must be {rule}")
@@ -133,7 +139,13 @@ impl Form {
                 items.iter().map(|item| text(item.get_ref())).collect::<Result<_, _>>().map(Value::Texts)
             }
             (Self::Texts, DeValue::String(text)) => Err(format!("write [{}]", quoted(text))),
-            (Self::Path, item @ DeValue::String(_)) => path(item, example).map(Value::Path),
+            (Self::Devices, DeValue::Array(items)) if items.len() <= MAX_TEXTS => {
+                items.iter().map(|item| device(item.get_ref())).collect::<Result<_, _>>().map(Value::Texts)
+            }
+            (Self::Devices, item @ (DeValue::String(_) | DeValue::Integer(_))) => {
+                device(item).and_then(|name| Err(format!("write [{}]", quoted(&name))))
+            }
+            (Self::Path | Self::Directory, item @ DeValue::String(_)) => path(item, example).map(Value::Path),
             (Self::Paths, DeValue::Array(items)) => {
                 if items.is_empty() || items.len() > MAX_PATHS {
                     return Err(as_example());
@@ -165,7 +177,11 @@ impl Form {
             }
             Self::Label => json!({ "type": "string", "pattern": label_pattern() }),
             Self::Texts => json!({ "type": "array", "maxItems": MAX_TEXTS, "items": { "type": "string" } }),
-            Self::Path => json!({ "type": "string", "minLength": 1, "maxLength": PATH_BYTES }),
+            Self::Devices => json!({ "type": "array", "maxItems": MAX_TEXTS, "items": { "anyOf": [
+                { "type": "integer", "minimum": 0, "maximum": u32::MAX },
+                { "type": "string", "pattern": "^([0-9]+|GPU-[0-9A-Fa-f-]{32,36})$" },
+            ] } }),
+            Self::Path | Self::Directory => json!({ "type": "string", "minLength": 1, "maxLength": PATH_BYTES }),
             Self::Paths => json!({
                 "type": "array", "minItems": 1, "maxItems": MAX_PATHS,
                 "items": { "type": "string", "minLength": 1, "maxLength": PATH_BYTES },
@@ -233,6 +249,26 @@ fn name(text: &str) -> Result<Value, Refusal> {
         Err("write a name such as \"nvme-scratch\"".to_owned())
     } else {
         Ok(Value::Text(text.to_owned()))
+    }
+}
+
+/// The name of a device: a number without leading zeros, or a UUID as NVIDIA's tools write it.
+fn device(item: &DeValue<'_>) -> Result<String, Refusal> {
+    let number = |text: &str| text.parse::<u32>().map(|number| number.to_string());
+    let refused =
+        || "write numbers such as 0, or \"GPU-\" and the 32 digits of a UUID as `nvidia-smi -L` shows them".to_owned();
+    match item {
+        DeValue::Integer(written) => number(written.as_str()).map_err(|_| refused()),
+        DeValue::String(text) => match text.strip_prefix("GPU-") {
+            Some(uuid) => {
+                let digits = uuid.bytes().filter(u8::is_ascii_hexdigit).count();
+                let dashes = uuid.bytes().filter(|byte| *byte == b'-').count();
+                let is_uuid = digits == 32 && dashes <= 4 && digits + dashes == uuid.len();
+                if is_uuid { Ok(text.clone().into_owned()) } else { Err(refused()) }
+            }
+            None => number(text).map_err(|_| refused()),
+        },
+        _ => Err(refused()),
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::bounds::MAX_BLOCKS;
+use crate::copy::{CopyChoice, CopyPath};
 use crate::draft::Kind;
 use crate::form::Form;
 use crate::model::{Choice, Collector, Credentials, LogFormat, Policy};
@@ -101,6 +102,8 @@ pub(crate) enum Place<'a> {
     Path(&'a mut PathBuf),
     PathOrUnset(&'a mut Option<PathBuf>),
     LogFormat(&'a mut LogFormat),
+    CopyChoice(&'a mut CopyChoice),
+    CopyPath(&'a mut CopyPath),
     Paths(&'a mut Vec<PathBuf>),
 }
 
@@ -135,6 +138,8 @@ impl Place<'_> {
             (Self::Path(place), Value::PlainPath(value)) => *place = value.into(),
             (Self::PathOrUnset(place), Value::Path(value)) => *place = Some(value),
             (Self::LogFormat(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
+            (Self::CopyChoice(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
+            (Self::CopyPath(place), Value::Word(word)) => return word.parse().map(|value| *place = value).is_ok(),
             (Self::Paths(place), Value::Paths(value)) => *place = value,
             _ => return false,
         }
@@ -165,6 +170,8 @@ impl Place<'_> {
             Self::Path(place) => Value::Path(place.clone()),
             Self::PathOrUnset(place) => Value::Path(place.clone()?),
             Self::LogFormat(place) => Value::Word(place.word()),
+            Self::CopyChoice(place) => Value::Word(place.word()),
+            Self::CopyPath(place) => Value::Word(place.word()),
             Self::Paths(place) => Value::Paths(place.clone()),
         })
     }

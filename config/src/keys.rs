@@ -1,7 +1,9 @@
 //! The table of all keys: the one source of the parser's names, bounds and defaults, of the effective configuration, of
-//! the JSON Schema and of the example file. Keys of `[[tier]]` stand in `tier_keys.rs`.
+//! the JSON Schema and of the example file. Keys of `[copy]` stand in `copy_keys.rs`,
+//! those of `[[tier]]` in `tier_keys.rs`.
 
 use crate::bounds::{MAX_BLOCK_BYTES, MAX_PRIMARY_BYTES};
+use crate::copy_keys::COPY;
 use crate::draft::Draft;
 use crate::form::Form;
 use crate::key::*;
@@ -23,7 +25,7 @@ const fn text(name: &'static str, place: for<'a> fn(&'a mut Draft) -> Place<'a>,
 }
 
 /// All tables of the file but `[[tier]]`, in the order in which they are written.
-pub(crate) static SECTIONS: [Section; 8] = [
+pub(crate) static SECTIONS: [Section; 9] = [
     Section { name: "primary", doc: "The DRAM tier: the shared region that GPU copies fill.", keys: &PRIMARY },
     Section { name: "geometry", doc: "Shape of a block. Part of the namespace.", keys: &GEOMETRY },
     Section {
@@ -39,6 +41,7 @@ pub(crate) static SECTIONS: [Section; 8] = [
     },
     Section { name: "deadlines", doc: "How long each class of operation may take.", keys: &DEADLINES },
     Section { name: "breaker", doc: "When a failing tier is switched off.", keys: &BREAKER },
+    Section { name: "copy", doc: "How bytes go between the memory of an engine and the region.", keys: &COPY },
     Section { name: "server", doc: "The daemon, `terrace serve`. Not used in process.", keys: &SERVER },
 ];
 

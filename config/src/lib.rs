@@ -1,13 +1,15 @@
 //! TOML to a validated [`Config`].
 //!
 //! [`Config::load`] and [`Config::parse`] refuse what they do not know and tell all faults at once, each with its line,
-//! key, value, bound and fix. All keys stand in one table (`keys.rs`, `tier_keys.rs`, `object_keys.rs`), from which the parser, [`Config::to_toml`],
+//! key, value, bound and fix. All keys stand in one table (`keys.rs`, `copy_keys.rs`, `tier_keys.rs`, `object_keys.rs`), from which the parser, [`Config::to_toml`],
 //! [`schema`] and [`example`] are made. A key's own bounds are checked where it is read (`form.rs`), what must hold
 //! between keys after that (`relations.rs`, `object_relations.rs`). A [`Config`] is plain values: nothing here opens a tier or a region.
 //!
 //! [`Namespace::digest`] is what keeps the blocks of different models, layouts and tenants apart.
 
 mod bounds;
+mod copy;
+mod copy_keys;
 mod draft;
 mod endpoint;
 mod error;

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use crate::copy::{CopyChoice, CopyConfig, CopyPath};
 use crate::namespace::Namespace;
 pub use crate::object::{Collector, Credentials, ObjectConfig};
 
@@ -25,6 +26,8 @@ pub struct Config {
     pub deadlines: Deadlines,
     /// When a failing tier is switched off.
     pub breaker: BreakerConfig,
+    /// How bytes go between the engine's memory and the region.
+    pub copy: CopyConfig,
     /// Secondary tiers, asked in this order.
     pub tiers: Vec<TierConfig>,
     /// The daemon. Not used in process.

@@ -2,10 +2,10 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::bounds::{MAX_BLOCKS, MAX_PRIMARY_BYTES, MAX_TIER_BYTES};
+use crate::bounds::{COPY_PIECE_BYTES, MAX_BLOCKS, MAX_PRIMARY_BYTES, MAX_TIER_BYTES};
 use crate::draft::{Draft, Kind, SizeDraft, TierDraft};
 use crate::location::ObjectLocation;
-use crate::model::Geometry;
+use crate::model::{CopyConfig, Geometry};
 use crate::object_relations::object;
 use crate::report::Report;
 use crate::tier_keys::TIER;
@@ -16,6 +16,7 @@ use crate::value::quoted;
 pub(crate) fn check(draft: &mut Draft, report: &mut Report<'_>) {
     geometry(&draft.config.geometry, report);
     primary(draft, report);
+    copy(&draft.config.copy, report);
     for (i, tier) in draft.tiers.iter().enumerate() {
         let path = format!("{TIER}[{i}]");
         tier_size(&path, tier, &draft.config.geometry, report);
@@ -73,6 +74,17 @@ fn primary(draft: &Draft, report: &mut Report<'_>) {
             "primary.blocks",
             format!("must take at most {} in slots of {}", format_size(MAX_PRIMARY_BYTES), format_size(stride)),
             format!("write at most {most}"),
+        );
+    }
+}
+
+fn copy(copy: &CopyConfig, report: &mut Report<'_>) {
+    let bytes = copy.piece_bytes;
+    if report.good(&["copy.piece_bytes"]) && !bytes.is_multiple_of(COPY_PIECE_BYTES) {
+        report.fault(
+            "copy.piece_bytes",
+            format!("must be a multiple of {}", format_size(COPY_PIECE_BYTES)),
+            format!("write {}", quoted(&format_size(bytes - bytes % COPY_PIECE_BYTES))),
         );
     }
 }

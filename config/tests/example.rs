@@ -95,8 +95,9 @@ fn every_key_of_the_schema_stands_in_the_file_with_its_default() {
     let file = file();
     let (file, properties) = (assignments(parts(&file)[0]), properties(0));
     assert_eq!(file.keys().collect::<Vec<_>>(), properties.keys().collect::<Vec<_>>());
-    // All but the sizes, `numa_node`, a tier's `type`, `name` and `paths`, and the server's `group` and `metrics`.
-    assert_eq!(check_defaults(&file, &properties), properties.len() - 10);
+    // All but the sizes, `numa_node`, a tier's `type`, `name` and `paths`, the copies' `nvrtc` and `cache_dir`, and the server's `group`
+    // and `metrics`.
+    assert_eq!(check_defaults(&file, &properties), properties.len() - 12);
 }
 
 #[test]
@@ -107,13 +108,24 @@ fn the_file_parses_and_its_commented_lines_change_nothing() {
     let mut in_force = parse(&all_in_force(parts(&file)[0])).expect("it parses with every line in force");
     // The examples that are no defaults.
     assert_eq!(in_force.primary.numa_node.take(), Some(0));
+    assert_eq!(in_force.copy.nvrtc.take(), Some("/usr/local/cuda/lib64/libnvrtc.so.12".into()));
+    assert_eq!(in_force.copy.cache_dir.take(), Some("/var/cache/terrace/kernels".into()));
     assert_eq!(in_force.server.group.take().as_deref(), Some("vllm"));
     assert_eq!(in_force.server.metrics.take().as_deref(), Some("127.0.0.1:9464"));
     assert_eq!(in_force, as_it_stands);
     // All keys are in force there: the effective configuration writes no other.
     let mut shown: Vec<String> = assignments(&as_it_stands.to_toml()).into_keys().collect();
     shown.extend(
-        ["primary.capacity", "primary.numa_node", "server.group", "server.metrics", "tier.blocks"].map(str::to_owned),
+        [
+            "copy.cache_dir",
+            "copy.nvrtc",
+            "primary.capacity",
+            "primary.numa_node",
+            "server.group",
+            "server.metrics",
+            "tier.blocks",
+        ]
+        .map(str::to_owned),
     );
     shown.sort();
     assert_eq!(shown, properties(0).into_keys().collect::<Vec<_>>());

@@ -130,6 +130,30 @@ fn values() {
             "low_watermark = 0\nhigh_watermark = 0",
             "must leave room for one block of 2052KiB in the 1GiB of the tier; raise it, or the size of the tier",
         ),
+        // Copies.
+        ("copy", "engine = \"gpu\"", "must be one of \"auto\", \"host\", \"cuda\"; write \"auto\""),
+        (
+            "copy",
+            "path = \"kernels\"",
+            "must be one of \"auto\", \"batch\", \"runs\", \"rects\", \"kernel\"; write \"kernel\"",
+        ),
+        ("copy", "kernel_blocks = 1025", "must be a whole number from 1 to 1024; write at most 1024"),
+        ("copy", "piece_bytes = \"1MiB\"", "must be a size from 2MiB to 1TiB; write at least \"2MiB\""),
+        ("copy", "piece_bytes = \"5MiB\"", "must be a multiple of 2MiB; write \"4MiB\""),
+        ("copy", "devices = 1", "must be a list of at most 256 numbers of devices or \"GPU-<uuid>\"; write [\"1\"]"),
+        (
+            "copy",
+            "devices = [0, \"gpu-1\"]",
+            "must be a list of at most 256 numbers of devices or \"GPU-<uuid>\"; write numbers such as 0, or \"GPU-\" and the 32 digits \
+             of a UUID as `nvidia-smi -L` shows them",
+        ),
+        (
+            "copy",
+            "devices = [-1]",
+            "must be a list of at most 256 numbers of devices or \"GPU-<uuid>\"; write numbers such as 0, or \"GPU-\" and the 32 digits \
+             of a UUID as `nvidia-smi -L` shows them",
+        ),
+        ("copy", "cache_dir = 3", "must be the path of a directory; write \"/var/cache/terrace/kernels\""),
         // Keys that are not known.
         ("primary", "polcy = \"lru\"", "is no key of [primary]; write policy"),
         ("primary", "pin_share = 0.5", "is no key of [primary]; write it under [limits]"),
@@ -139,7 +163,7 @@ fn values() {
         ("tier", "policy = \"lru\"", "is no key of a tier of type \"nvme\"; write it under [primary]"),
     ] {
         let place = |name: &str| if name == table { format!("{line}\n") } else { String::new() };
-        let others: String = ["geometry", "namespace", "admission", "limits", "deadlines", "breaker"]
+        let others: String = ["geometry", "namespace", "admission", "limits", "deadlines", "breaker", "copy"]
             .iter()
             .map(|name| format!("[{name}]\n{}", place(name)))
             .collect();

@@ -217,6 +217,40 @@ fn server() -> impl Strategy<Value = ServerConfig> {
     })
 }
 
+fn copy() -> impl Strategy<Value = CopyConfig> {
+    use proptest::option::of;
+    let engine = prop_oneof![Just(CopyChoice::Auto), Just(CopyChoice::Host), Just(CopyChoice::Cuda)];
+    let path = prop_oneof![
+        Just(CopyPath::Auto),
+        Just(CopyPath::Batch),
+        Just(CopyPath::Runs),
+        Just(CopyPath::Rects),
+        Just(CopyPath::Kernel),
+    ];
+    let device = prop_oneof![
+        any::<u32>().prop_map(|number| number.to_string()),
+        "GPU-[0-9a-f]{32}",
+        "GPU-[0-9A-F]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    ];
+    let place = || of("/[^\\x00]{1,8}".prop_map(PathBuf::from));
+    let bounds = (1..=1024_u32, 1..=1_048_576_u32, 1..=524_288_u64, 1..=64_u32);
+    (engine, proptest::collection::vec(device, 0..4), path, bounds, place(), place()).prop_map(
+        |(engine, devices, path, (kernel_blocks, queue_entries, pieces, register_threads), nvrtc, cache_dir)| {
+            CopyConfig {
+                engine,
+                devices,
+                path,
+                kernel_blocks,
+                queue_entries,
+                piece_bytes: pieces << 21,
+                register_threads,
+                nvrtc,
+                cache_dir,
+            }
+        },
+    )
+}
+
 prop_compose! {
     fn config()(
         primary in primary(),
@@ -229,6 +263,7 @@ prop_compose! {
         tiers in (tier(0), tier(1), tier(2)),
         tier_count in 0..=3_usize,
         server in server(),
+        copy in copy(),
     ) -> Config {
         Config {
             primary,
@@ -238,6 +273,7 @@ prop_compose! {
             limits,
             deadlines,
             breaker: BreakerConfig { failures, cooldown },
+            copy,
             server,
             tiers: [tiers.0, tiers.1, tiers.2].into_iter().take(tier_count).collect(),
         }
@@ -394,6 +430,17 @@ fn what_is_left_out_has_its_default() {
             drain: secs(30),
         },
         breaker: BreakerConfig { failures: 5, cooldown: secs(5) },
+        copy: CopyConfig {
+            engine: CopyChoice::Auto,
+            devices: Vec::new(),
+            path: CopyPath::Auto,
+            kernel_blocks: 16,
+            queue_entries: 1024,
+            piece_bytes: 256 << 20,
+            register_threads: 4,
+            nvrtc: None,
+            cache_dir: None,
+        },
         server: ServerConfig {
             socket: "/run/terrace/terrace.sock".into(),
             group: None,

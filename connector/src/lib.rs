@@ -8,6 +8,7 @@ mod api;
 pub mod client;
 mod connector;
 mod counters;
+pub mod device;
 mod error;
 mod groups;
 mod hashes;

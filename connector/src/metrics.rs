@@ -66,7 +66,7 @@ static CONNECTOR: Table<Counters> = Table {
     ],
 };
 
-/// What a copy engine does.
+/// What a copy engine does. Of a host's, all that is told of a GPU is 0.
 static COPIES: Table<CopyStats> = Table {
     labels: &[],
     families: &[
@@ -82,6 +82,41 @@ static COPIES: Table<CopyStats> = Table {
             "terrace_copies_refused_total",
             "Batches refused because the copy engine's queue was full.",
             |copies| copies.refused,
+        ),
+        Family::by(
+            "terrace_copy_path_bytes_total",
+            "Bytes between a GPU and the region by the way they went: pageable (memory that was not registered), runs (copies of one \
+             dimension, batched or not), rects (of two dimensions), kernel (the gather kernel).",
+            "path",
+            &[
+                ("pageable", |copies| copies.cuda.pageable_bytes),
+                ("runs", |copies| copies.cuda.run_bytes),
+                ("rects", |copies| copies.cuda.rect_bytes),
+                ("kernel", |copies| copies.cuda.kernel_bytes),
+            ],
+        ),
+        Family::one(
+            "terrace_copy_full_tables_total",
+            "Batches that did not go by the gather kernel because its tables had no room.",
+            |copies| copies.cuda.full_tables,
+        ),
+        Family::one("terrace_copies_failed_total", "Batches that a GPU's engine took and that failed.", |copies| {
+            copies.cuda.failed
+        }),
+        Family::one(
+            "terrace_region_pinned_bytes",
+            "Bytes of the region that are registered with the GPU's driver.",
+            |copies| copies.cuda.pins.bytes,
+        ),
+        Family::by(
+            "terrace_region_pieces",
+            "Pieces of the region by their registration: pinned, refused (by the driver; their copies are slow), waiting.",
+            "state",
+            &[
+                ("pinned", |copies| copies.cuda.pins.registered as u64),
+                ("refused", |copies| copies.cuda.pins.refused as u64),
+                ("waiting", |copies| copies.cuda.pins.waiting() as u64),
+            ],
         ),
     ],
 };

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use terrace_kernels::Arena;
+use terrace_kernels::cuda::DeviceArena;
 use terrace_kernels::layout::{PageTensor, PagedLayout};
 
 use crate::error::ConnectorError;
@@ -32,6 +33,8 @@ enum Memory {
     Raw(usize),
     /// Kept alive here.
     Arena { arena: Arc<Arena>, offset: usize },
+    /// The same on a device.
+    Device { arena: Arc<DeviceArena>, offset: usize },
 }
 
 impl KvTensor {
@@ -50,6 +53,23 @@ impl KvTensor {
             )));
         }
         Ok(Self { memory: Memory::Arena { arena: Arc::clone(arena), offset }, num_blocks, page_bytes })
+    }
+
+    /// A tensor at `offset` of device memory, for an engine on that device. `Invalid` if it does not lie inside.
+    pub fn on_device(
+        arena: &Arc<DeviceArena>,
+        offset: usize,
+        num_blocks: u32,
+        page_bytes: u32,
+    ) -> Result<Self, ConnectorError> {
+        let len = (num_blocks as usize).checked_mul(page_bytes as usize);
+        if len.and_then(|len| arena.span(offset, len)).is_none() {
+            return Err(ConnectorError::invalid(format!(
+                "{num_blocks} pages of {page_bytes} bytes at {offset} in device memory of {} bytes",
+                arena.len()
+            )));
+        }
+        Ok(Self { memory: Memory::Device { arena: Arc::clone(arena), offset }, num_blocks, page_bytes })
     }
 
     /// A tensor at an address.
@@ -73,6 +93,7 @@ impl KvTensor {
             Memory::None => None,
             Memory::Raw(address) => Some(*address),
             Memory::Arena { arena, offset } => arena.address().checked_add(*offset),
+            Memory::Device { arena, offset } => arena.address().checked_add(*offset),
         }
     }
 }

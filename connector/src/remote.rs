@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrace_kernels::cuda::PinProgress;
 use terrace_kernels::{CopyEngine, CopyStats};
 use terrace_primary::Region;
 use terrace_tiering::{Event, RequestId};
@@ -105,7 +106,7 @@ impl RemoteConnector {
 
     /// What the copy engines have done.
     pub fn copy_stats(&self) -> CopyStats {
-        self.workers.values().fold(self.past_copies, |sum, worker| add(sum, worker.worker.copy_stats()))
+        self.workers.values().fold(self.past_copies, |sum, worker| sum.plus(worker.worker.copy_stats()))
     }
 
     /// Transfers planned or running.
@@ -177,7 +178,9 @@ impl RemoteConnector {
         self.workers.retain(|epoch, worker| {
             let keep = Some(*epoch) == current || !worker.jobs.is_empty();
             if !keep {
-                *past = add(*past, worker.worker.copy_stats());
+                *past = past.plus(worker.worker.copy_stats());
+                // Its region is gone.
+                past.cuda.pins = PinProgress::default();
             }
             keep
         });
@@ -197,16 +200,6 @@ impl RemoteConnector {
         }
         self.scheduler.absorb(output)?;
         result
-    }
-}
-
-fn add(a: CopyStats, b: CopyStats) -> CopyStats {
-    CopyStats {
-        copies: a.copies + b.copies,
-        runs: a.runs + b.runs,
-        bytes_to_host: a.bytes_to_host + b.bytes_to_host,
-        bytes_to_device: a.bytes_to_device + b.bytes_to_device,
-        refused: a.refused + b.refused,
     }
 }
 

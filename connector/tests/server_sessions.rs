@@ -223,7 +223,7 @@ fn a_daemon_that_drains_waits_for_jobs_and_takes_no_more() {
 fn a_second_daemon_is_refused() {
     let daemon = Daemon::new(16, FILES);
     let start = |config: &terrace_config::Config, socket: &str| {
-        let options = ServerOptions { socket: Some(daemon.dir.path().join(socket)) };
+        let options = ServerOptions { socket: Some(daemon.dir.path().join(socket)), ..ServerOptions::default() };
         Server::start(config, options).map(|_| ()).map_err(|error| (error.is_bad_input(), error.to_string()))
     };
     let (bad_input, text) = start(&daemon.config, "t").expect_err("the directory is in use");

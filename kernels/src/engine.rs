@@ -1,5 +1,7 @@
 //! The contract of a copy engine.
 
+use crate::cuda::CudaStats;
+
 /// Which way bytes go. A host engine treats both alike; a GPU engine picks its copy queue by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -143,9 +145,24 @@ pub struct CopyStats {
     pub bytes_to_device: u64,
     /// Submissions refused because the queue was full.
     pub refused: u64,
+    /// What a GPU's engine counts beside; all 0 for the others.
+    pub cuda: CudaStats,
 }
 
 impl CopyStats {
+    /// Of two engines together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            copies: self.copies + other.copies,
+            runs: self.runs + other.runs,
+            bytes_to_host: self.bytes_to_host + other.bytes_to_host,
+            bytes_to_device: self.bytes_to_device + other.bytes_to_device,
+            refused: self.refused + other.refused,
+            cuda: self.cuda.plus(other.cuda),
+        }
+    }
+
     /// Counts an accepted copy.
     pub(crate) fn count(&mut self, direction: Direction, runs: usize, bytes: u64) {
         self.copies += 1;

@@ -1,4 +1,5 @@
-//! How long copies take. What engines count stands in [`CopyStats`](crate::CopyStats), which the connector publishes.
+//! How long copies take. What engines count, paths and registration of a GPU's among it, stands in [`CopyStats`](crate::CopyStats), which
+//! the connector publishes.
 
 use metrics::{Histogram, histogram};
 

@@ -361,6 +361,7 @@ fn memory_that_is_not_registered_is_copied_and_counted() {
     assert!(bytes(&host, 0, AREA).iter().all(|byte| *byte == 3));
     let stats = engine.cuda_stats();
     assert_eq!((stats.pageable_bytes, stats.run_bytes), (2 << 20, 4 << 20));
+    assert_eq!((engine.stats().cuda, stats.pins), (stats, progress));
     drop(engine);
     clean(&device);
     for (base, len, piece_bytes, threads) in [

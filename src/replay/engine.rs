@@ -149,14 +149,14 @@ impl Engine {
         let has_transfers = !meta.loads.is_empty() || !meta.stores.is_empty();
         self.connector.handle_preemptions(&meta)?;
         self.connector.start_load_kv(meta)?;
-        self.compute();
+        self.compute()?;
         self.connector.wait_for_save()?;
         let mut output = WorkerOutput::default();
         self.connector.get_finished(&mut output)?;
         let finished_transfers = !output.finished.is_empty();
         let output = self.connector.update_connector_output(output)?;
         let told = !output.is_empty();
-        self.take_output(output);
+        self.take_output(output)?;
         let ended = self.finish_requests()?;
         self.events.clear();
         self.connector.take_events(&mut self.events);

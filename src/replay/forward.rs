@@ -10,41 +10,43 @@ use super::request::State;
 
 impl Engine {
     /// The forward pass: writes the scheduled blocks.
-    pub(super) fn compute(&mut self) {
+    pub(super) fn compute(&mut self) -> Result<()> {
         for (at, blocks) in std::mem::take(&mut self.computed) {
             let request = &self.requests[at];
             for place in blocks {
                 let id = request.block_ids[place as usize];
                 for (group, table) in (0..).zip(&request.tables) {
-                    self.memory.fill(group, table[place as usize], id);
+                    self.memory.fill(group, table[place as usize], id)?;
                     self.pool.name(table[place as usize], (id, group));
                 }
                 self.counts.computed_blocks += 1;
             }
         }
+        Ok(())
     }
 
     /// Takes in what the connector tells after a step.
-    pub(super) fn take_output(&mut self, output: ConnectorOutput) {
+    pub(super) fn take_output(&mut self, output: ConnectorOutput) -> Result<()> {
         for id in output.loaded {
-            self.loaded(id, &mut []);
+            self.loaded(id, &mut [])?;
         }
         for (id, mut failed) in output.failed_loads {
             self.counts.failed_loads += 1;
-            self.loaded(id, &mut failed);
+            self.loaded(id, &mut failed)?;
         }
         for id in output.released {
             for block in self.held.remove(&id).into_iter().flatten() {
                 self.pool.release(block);
             }
         }
+        Ok(())
     }
 
     /// A load ended: what arrived is compared with what its blocks demand, what failed is computed.
-    fn loaded(&mut self, id: RequestId, failed: &mut [GpuBlock]) {
+    fn loaded(&mut self, id: RequestId, failed: &mut [GpuBlock]) -> Result<()> {
         failed.sort_unstable();
-        let Some(at) = self.requests.iter().position(|request| request.id == id) else { return };
-        let State::Loading { from, to } = self.requests[at].state else { return };
+        let Some(at) = self.requests.iter().position(|request| request.id == id) else { return Ok(()) };
+        let State::Loading { from, to } = self.requests[at].state else { return Ok(()) };
         let request = &self.requests[at];
         for place in from..to {
             let (mut hit, content) = (true, request.block_ids[place as usize]);
@@ -53,14 +55,14 @@ impl Engine {
                 if failed.binary_search(&block).is_ok() {
                     hit = false;
                     self.counts.recomputed_blocks += 1;
-                    self.memory.fill(group, block, content);
+                    self.memory.fill(group, block, content)?;
                 }
             }
             if hit && !request.counted {
                 self.counts.hits_external += 1;
             }
         }
-        self.check(at, from..to);
+        self.check(at, from..to)?;
         let request = &mut self.requests[at];
         for place in from..to {
             for (group, table) in (0..).zip(&request.tables) {
@@ -72,20 +74,21 @@ impl Engine {
         request.done_blocks = to;
         request.state = State::Running;
         request.counted = true;
+        Ok(())
     }
 
     /// Compares blocks of a request's prompt with what they must hold. A wrong one is counted and mended, so that it is
     /// counted once.
-    pub(super) fn check(&mut self, at: usize, blocks: Range<u32>) {
+    pub(super) fn check(&mut self, at: usize, blocks: Range<u32>) -> Result<()> {
         if !self.memory.moves_bytes() {
-            return;
+            return Ok(());
         }
         let request = &self.requests[at];
         for place in blocks {
             let content = request.block_ids[place as usize];
             for (group, table) in (0..).zip(&request.tables) {
                 let block = table[place as usize];
-                if block != GpuBlock::NULL && !self.memory.is_right(group, block, content) {
+                if block != GpuBlock::NULL && !self.memory.is_right(group, block, content)? {
                     self.counts.wrong_blocks += 1;
                     tracing::error!(
                         request = request.id.0,
@@ -94,10 +97,11 @@ impl Engine {
                         gpu_block = block.0,
                         "a block holds wrong bytes"
                     );
-                    self.memory.fill(group, block, content);
+                    self.memory.fill(group, block, content)?;
                 }
             }
         }
+        Ok(())
     }
 
     /// Ends the requests that have generated all they had to. True: there were some.
@@ -115,7 +119,7 @@ impl Engine {
                 continue;
             }
             // Everything that it attended to, also what it shared or computed: nothing may have written there meanwhile.
-            self.check(at, 0..self.requests[at].blocks());
+            self.check(at, 0..self.requests[at].blocks())?;
             let mut request = self.requests.remove(at);
             let blocks = request.take_blocks();
             if self.connector.request_finished(request.id)? {

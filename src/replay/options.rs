@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use terrace_config::{Choice, Config, NvmeConfig, Policy, TierConfig, TierKind};
+use terrace_config::{Choice, Config, CopyChoice, NvmeConfig, Policy, TierConfig, TierKind};
 
 use super::generate::TOKENS_PER_BLOCK;
 use super::keys::HASH_BYTES;
@@ -39,6 +39,20 @@ pub enum TierFault {
     Faulty,
     /// Every job starts 20 ms late.
     Slow,
+}
+
+/// Which copy engine, over the configuration's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Copies {
+    /// A GPU's where the driver loads, else the host's.
+    Auto,
+    /// Memory to memory: host memory stands for the GPU's.
+    Host,
+    /// A GPU's.
+    Cuda,
+    /// A GPU's, on a device that exists only in host memory: for tests.
+    #[value(hide = true)]
+    Scripted,
 }
 
 /// Options of `terrace replay`.
@@ -106,6 +120,9 @@ pub struct ReplayOptions {
     /// Move no bytes: copies and tier I/O are replaced by a counted null
     #[arg(long)]
     pub no_bytes: bool,
+    /// Copy engine [default: the configuration's, which is auto]
+    #[arg(long, value_enum)]
+    pub copy: Option<Copies>,
     /// KV-cache groups: 1 (full attention) or 2 (and a sliding window)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub groups: Option<u32>,
@@ -202,6 +219,12 @@ impl ReplayOptions {
         config.primary.policy = self.policy.unwrap_or(config.primary.policy);
         config.admission.store_threshold = self.store_threshold.unwrap_or(config.admission.store_threshold);
         config.limits.promotion_share = self.promotion_share.unwrap_or(config.limits.promotion_share);
+        config.copy.engine = match self.copy {
+            Some(Copies::Auto) => CopyChoice::Auto,
+            Some(Copies::Host) => CopyChoice::Host,
+            Some(Copies::Cuda | Copies::Scripted) => CopyChoice::Cuda,
+            None => config.copy.engine,
+        };
         self.lay_nvme(&mut config, file_bytes, nvme_dir);
         config.validate("the command line")?;
         Ok(config)
@@ -216,6 +239,8 @@ impl ReplayOptions {
             format!("--gpu-blocks must be 1 to {}", u32::MAX - 1)
         } else if self.no_bytes && self.tier_fault.is_some() {
             "--tier-fault needs bytes: leave --no-bytes out".to_owned()
+        } else if self.no_bytes && self.copy.is_some() {
+            "--copy needs bytes: leave --no-bytes out".to_owned()
         } else if let Some(option) = self.connect.as_ref().and_then(|_| self.daemons_option()) {
             format!("{option} cannot be used with --connect: primary and tiers are the daemon's, see its configuration")
         } else {

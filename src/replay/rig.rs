@@ -5,17 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use terrace_config::{Config, TierConfig, TierKind};
+use terrace_config::{Config, CopyChoice, TierConfig, TierKind};
 use terrace_connector::client::ClientOptions;
+use terrace_connector::device::{cuda_options, open_device, pin_region};
 use terrace_connector::{ConnectorError, ConnectorOptions, GroupKind, OffloadingConnector, RemoteConnector};
-use terrace_kernels::CopyEngineKind;
+use terrace_kernels::cuda::scripted::{Script, Scripted};
+use terrace_kernels::cuda::{CudaCopyEngine, Driver};
+use terrace_kernels::{CopyEngine, CopyEngineKind};
 use terrace_primary::{Region, RegionOptions};
 use terrace_tiering::TieringOffloadingManager;
 use terrace_tiers::wrappers::{FaultRates, Faulty, HangSwitch, Hanging, Slow};
 use terrace_tiers::{Clock, SecondaryTier, SystemClock, null_nvme_tier, open_tier};
 
-use super::gpu_memory::GpuMemory;
-use super::options::{ReplayOptions, Switch, TierFault};
+use super::gpu_memory::{GpuMemory, Place};
+use super::options::{Copies, ReplayOptions, Switch, TierFault};
 use super::progress::Bars;
 use super::stack::Stack;
 use crate::failure::BadInput;
@@ -26,6 +29,8 @@ const COPY_QUEUE: usize = 4_096;
 const COPY_THREADS: usize = 2;
 /// How long a daemon may take to answer at the start.
 const FIRST_CONNECTION: Duration = Duration::from_secs(5);
+/// Bytes for measuring the paths of the device that exists only in host memory.
+const SCRIPTED_CALIBRATE_BYTES: usize = 64 << 10;
 /// How late a slow tier starts its jobs.
 const SLOW: Duration = Duration::from_millis(20);
 /// How often a faulty tier fails.
@@ -85,13 +90,65 @@ pub fn build(options: &ReplayOptions, config: &Config, bars: &Bars) -> Result<(B
         ))
         .into());
     }
+    let device = device(options, config)?;
+    let place = match &device {
+        _ if options.no_bytes => Place::Nowhere,
+        None => Place::Host,
+        Some(driver) => Place::Device(driver),
+    };
+    let memory = GpuMemory::new(geometry.groups, options.gpu_blocks(), gpu_block_bytes, &place)?;
     let mut connector: Box<dyn Stack> = match &options.connect {
         Some(socket) => Box::new(connect(options, config, socket)?),
-        None => Box::new(build_in_process(options, config, bars)?),
+        None => Box::new(build_in_process(options, config, bars, device.zip(memory.on_device()))?),
     };
-    let memory = GpuMemory::new(geometry.groups, options.gpu_blocks(), gpu_block_bytes, !options.no_bytes)?;
     connector.register_kv_caches(memory.caches()?)?;
     Ok((connector, memory))
+}
+
+/// The device for copies; `None`: they are the host's.
+fn device(options: &ReplayOptions, config: &Config) -> Result<Option<Arc<dyn Driver>>> {
+    if options.connect.is_some() {
+        // What a client copies through the socket's region goes from memory to memory.
+        return match config.copy.engine {
+            CopyChoice::Auto | CopyChoice::Host => Ok(None),
+            CopyChoice::Cuda => {
+                let text =
+                    "a replay over a daemon copies from memory to memory: write --copy host, or leave --connect out";
+                Err(BadInput::new(text).into())
+            }
+        };
+    }
+    if options.no_bytes {
+        return Ok(None);
+    }
+    if options.copy == Some(Copies::Scripted) {
+        let script = Script { seed: options.seed, has_batch: true, has_kernel: true, unified: false };
+        return Ok(Some(Scripted::new(script)));
+    }
+    open_device(&config.copy).map_err(|error| {
+        let engine = config.copy.engine.word();
+        BadInput::new(format!("copy.engine = {engine:?}: {error}; write \"host\", or \"auto\", where there is no GPU"))
+            .into()
+    })
+}
+
+/// The engine that copies between this device memory and a region, which it begins to register.
+fn cuda_engine(
+    options: &ReplayOptions,
+    config: &Config,
+    driver: &Arc<dyn Driver>,
+    (base, len): (usize, usize),
+    region: &Arc<Region>,
+) -> Result<Box<dyn CopyEngine>> {
+    let (mut engine_options, pin_options) = cuda_options(&config.copy);
+    if options.copy == Some(Copies::Scripted) {
+        engine_options.calibrate_bytes = SCRIPTED_CALIBRATE_BYTES;
+        engine_options.cache_dir = None;
+    }
+    let pins = pin_region(driver, region, pin_options)?;
+    let mut engine = CudaCopyEngine::new(driver, vec![Arc::new(pins)], &engine_options)?;
+    engine.add_memory(base, len)?;
+    Ok(Box::new(engine))
 }
 
 fn connector_options(options: &ReplayOptions, config: &Config) -> ConnectorOptions {
@@ -116,7 +173,12 @@ fn connect(options: &ReplayOptions, config: &Config, socket: &Path) -> Result<Re
     Ok(connector)
 }
 
-fn build_in_process(options: &ReplayOptions, config: &Config, bars: &Bars) -> Result<OffloadingConnector> {
+fn build_in_process(
+    options: &ReplayOptions,
+    config: &Config,
+    bars: &Bars,
+    device: Option<(Arc<dyn Driver>, (usize, usize))>,
+) -> Result<OffloadingConnector> {
     let geometry = config.geometry;
     let region = if options.no_bytes {
         Region::null(config.primary.blocks, geometry.slot_stride(), geometry.block_bytes)
@@ -147,12 +209,12 @@ fn build_in_process(options: &ReplayOptions, config: &Config, bars: &Bars) -> Re
         tiers.push(build_tier(options, config, tier, digest, &region, &clock)?);
     }
     let manager = TieringOffloadingManager::new(config, tiers, clock)?;
-    let kind = if options.no_bytes {
-        CopyEngineKind::Null
-    } else {
-        CopyEngineKind::Host { threads: COPY_THREADS, queue_entries: COPY_QUEUE }
+    let engine = match device {
+        Some((driver, memory)) => cuda_engine(options, config, &driver, memory, &region)?,
+        None if options.no_bytes => CopyEngineKind::Null.build()?,
+        None => CopyEngineKind::Host { threads: COPY_THREADS, queue_entries: COPY_QUEUE }.build()?,
     };
-    Ok(OffloadingConnector::new(connector_options(options, config), manager, region, kind.build()?)?)
+    Ok(OffloadingConnector::new(connector_options(options, config), manager, region, engine)?)
 }
 
 fn build_tier(

@@ -11,7 +11,7 @@ use crate::server::counts::{Limit, PoolCounts, ServerCounts};
 const REFUSED: &str = "terrace_refused_total";
 const REFUSED_HELP: &str = "What was refused because a bound was reached, by the bound: sessions, unopened (connections without a \
                             Hello), hello_deadline, message_bytes, keys_per_message, requests, jobs, slots, out_buffer (a client that does not \
-                            read), early_reports, events (dropped unread), pools. Pool \"none\": before a pool was chosen.";
+                            read), early_reports, events (dropped unread), pools, attach (memories and pages of a worker), copies (of a worker, not ended). Pool \"none\": before a pool was chosen.";
 const PROTOCOL_ERRORS: &str = "terrace_protocol_errors_total";
 const PROTOCOL_ERRORS_HELP: &str = "Frames refused as a fault of the client. Pool \"none\": before a session was open.";
 
@@ -92,6 +92,50 @@ pub(super) static POOL: Table<PoolCounts> = Table {
         Family::one("terrace_completions_ignored_total", "Reports of jobs that are not known any more.", |pool| {
             pool.completions_ignored
         }),
+        Family::one(
+            "terrace_device_workers",
+            "Workers whose GPU memory the daemon has open, those that are gone but still copied for included.",
+            |pool| pool.copiers,
+        ),
+        Family::by(
+            "terrace_device_attaches_total",
+            "Workers that handed over their GPU memory: ok, failed (they have no copies by the daemon).",
+            "outcome",
+            &[("ok", |pool| pool.attached), ("failed", |pool| pool.attach_failed)],
+        ),
+        Family::by(
+            "terrace_device_copies_total",
+            "Jobs that the daemon copied for workers: stored, loaded, failed (the device failed, or the worker was gone), refused (not the \
+             worker's to copy, too many, or never begun).",
+            "outcome",
+            &[
+                ("stored", |pool| pool.copies_stored),
+                ("loaded", |pool| pool.copies_loaded),
+                ("failed", |pool| pool.copies_failed),
+                ("refused", |pool| pool.copies_refused),
+            ],
+        ),
+        Family::one(
+            "terrace_device_copies_early_total",
+            "Copies that came before the step that begins their load; they are kept until it comes.",
+            |pool| pool.copies_early,
+        ),
+        Family::by(
+            "terrace_device_copied_bytes_total",
+            "Bytes of these jobs: to_host (stores), to_device (loads).",
+            "direction",
+            &[("to_host", |pool| pool.copied_to_host), ("to_device", |pool| pool.copied_to_device)],
+        ),
+        Family::one(
+            "terrace_device_pageable_bytes_total",
+            "Bytes copied while their slots were not registered with the driver, which is slow.",
+            |pool| pool.pageable_bytes,
+        ),
+        Family::one(
+            "terrace_devices_lost_total",
+            "Workers whose device failed for good while the daemon copied for them.",
+            |pool| pool.devices_lost,
+        ),
         Family::one(PROTOCOL_ERRORS, PROTOCOL_ERRORS_HELP, |pool| pool.protocol_errors),
         Family::one(
             "terrace_closed_for_strikes_total",
@@ -115,6 +159,8 @@ pub(super) static POOL: Table<PoolCounts> = Table {
                 (Limit::EarlyReports.name(), |pool| pool.refused[Limit::EarlyReports as usize]),
                 (Limit::Events.name(), |pool| pool.refused[Limit::Events as usize]),
                 (Limit::Pools.name(), |pool| pool.refused[Limit::Pools as usize]),
+                (Limit::Attach.name(), |pool| pool.refused[Limit::Attach as usize]),
+                (Limit::Copies.name(), |pool| pool.refused[Limit::Copies as usize]),
             ],
         ),
     ],

@@ -19,10 +19,12 @@ pub(crate) enum Limit {
     EarlyReports,
     Events,
     Pools,
+    Attach,
+    Copies,
 }
 
 impl Limit {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Sessions,
         Self::Unopened,
         Self::HelloDeadline,
@@ -35,6 +37,8 @@ impl Limit {
         Self::EarlyReports,
         Self::Events,
         Self::Pools,
+        Self::Attach,
+        Self::Copies,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -51,6 +55,8 @@ impl Limit {
             Self::EarlyReports => "early_reports",
             Self::Events => "events",
             Self::Pools => "pools",
+            Self::Attach => "attach",
+            Self::Copies => "copies",
         }
     }
 }
@@ -75,6 +81,19 @@ pub(crate) struct PoolCounts {
     pub jobs_failed: u64,
     pub rows_stored: u64,
     pub rows_loaded: u64,
+    /// Gauge, set when it is published: copy threads of workers.
+    pub copiers: u64,
+    pub attached: u64,
+    pub attach_failed: u64,
+    pub copies_stored: u64,
+    pub copies_loaded: u64,
+    pub copies_failed: u64,
+    pub copies_refused: u64,
+    pub copies_early: u64,
+    pub copied_to_host: u64,
+    pub copied_to_device: u64,
+    pub pageable_bytes: u64,
+    pub devices_lost: u64,
     pub protocol_errors: u64,
     pub closed_for_strikes: u64,
     pub engines_died: u64,

@@ -67,6 +67,8 @@ impl Pool {
             Kind::Reset if body.is_empty() && decides => self.reset(call)?,
             Kind::Ping | Kind::Stats | Kind::Bye => return Err(Refusal::malformed("this kind of frame has no body")),
             Kind::Complete if role == Role::Worker => self.complete(call, &decode("Complete", body)?)?,
+            Kind::Attach if role == Role::Worker => self.attach_memory(call, decode("Attach", body)?)?,
+            Kind::Copy if role == Role::Worker => self.copy(call, &decode("Copy", body)?)?,
             Kind::Lookup if decides => self.lookup(call, &decode("Lookup", body)?)?,
             Kind::EndStep if decides => self.end_step(call, &decode("EndStep", body)?)?,
             Kind::Pin if decides => self.pin(call, &decode("Pin", body)?)?,

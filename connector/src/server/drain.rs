@@ -29,6 +29,7 @@ impl Pool {
     /// Whether the pool has ended. Ends it when it is time.
     pub fn is_over(&mut self) -> bool {
         let Some(until) = self.closing else { return false };
+        // A job's copies are part of it.
         let has_jobs = self.engines.values().any(|engine| !engine.jobs.is_empty()) || !self.rows.is_empty();
         let is_done = !has_jobs && self.manager.drain();
         self.stepped();
@@ -45,6 +46,7 @@ impl Pool {
     /// The same without sessions, at once: what is queued for the tiers has `within` to get there.
     pub fn give_way(&mut self, within: Duration) {
         let until = self.clock.now().plus(within);
+        self.end_copies(within);
         while !self.rows.is_empty() && self.clock.now() < until {
             self.rows_landed();
             std::thread::sleep(NAP);
@@ -57,7 +59,9 @@ impl Pool {
 
     /// Ends everything. Waits for the tiers, as long as `deadlines.drain` allows.
     pub fn stop(&mut self) {
-        // Copies between slots and rows end before anybody lets go of the slots.
+        // Copies end before anybody lets go of the slots. On a device they may hang: then the threads keep region and memory.
+        let within = self.closing.map_or(self.config.deadlines.drain, |until| until.since(self.clock.now()));
+        self.end_copies(within);
         self.rows.join();
         self.rows_landed();
         self.manager.shutdown();

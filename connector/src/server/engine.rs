@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use terrace_primary::Key;
+use terrace_primary::{Key, SlotId};
 use terrace_tiering::RequestId;
 use terrace_tiers::Time;
 
@@ -54,8 +54,30 @@ pub(super) struct Job {
     pub session: SessionId,
     pub id: RequestId,
     pub keys: Vec<Key>,
+    /// Their slots.
+    pub slots: Vec<SlotId>,
+    /// Who still has to report it.
     pub left: Reporters,
+    /// Ranks for which the daemon is copying it.
+    pub copying: u128,
     pub ok: bool,
+}
+
+impl Job {
+    /// Whether its slots may be given back: everybody has reported, and nobody copies.
+    pub fn is_over(&self) -> bool {
+        self.left == Reporters::Ranks(0) && self.copying == 0
+    }
+
+    /// Nobody reports it any more.
+    pub const fn end(&mut self, ok: bool) {
+        self.ok &= ok;
+        self.left = Reporters::Ranks(0);
+    }
+
+    fn is_owed_by(&self, rank: u32) -> bool {
+        matches!(self.left, Reporters::Ranks(left) if left & bit(rank) != 0)
+    }
 }
 
 /// Reports of a job that is not known yet: its `EndStep` comes over another socket.
@@ -154,10 +176,56 @@ impl Engine {
         })
     }
 
+    /// The daemon begins to copy a job's slots for a rank that has yet to report it.
+    pub fn begin_copy(&mut self, name: u64, rank: u32, kind: JobKind, slots: &[u32]) -> Begun {
+        let Some(job) = self.jobs.get_mut(&name) else { return Begun::Unknown };
+        if job.kind != kind || !job.is_owed_by(rank) || job.copying & bit(rank) != 0 || !are_among(slots, job) {
+            self.fail_copy(name, rank);
+            return Begun::No;
+        }
+        job.copying |= bit(rank);
+        Begun::Yes
+    }
+
+    /// It has ended. What failed is not published, whatever the rank reports.
+    pub fn end_copy(&mut self, name: u64, rank: u32, ok: bool) -> Option<JobKind> {
+        let job = self.jobs.get_mut(&name)?;
+        job.copying &= !bit(rank);
+        job.ok &= ok;
+        Some(job.kind)
+    }
+
+    /// It does not begin.
+    pub fn fail_copy(&mut self, name: u64, rank: u32) {
+        if let Some(job) = self.jobs.get_mut(&name).filter(|job| job.is_owed_by(rank)) {
+            job.ok = false;
+        }
+    }
+
     /// Forgets early reports from before `time`.
     pub fn forget_early(&mut self, time: Time) {
         self.early.retain(|_, early| early.since >= time);
     }
+}
+
+/// Whether each of `slots` is one of a job's, and none that is written is named twice.
+fn are_among(slots: &[u32], job: &Job) -> bool {
+    let mut own: Vec<u32> = job.slots.iter().map(|slot| slot.0).collect();
+    let mut named = slots.to_vec();
+    own.sort_unstable();
+    named.sort_unstable();
+    let is_once = job.kind == JobKind::Load || named.is_sorted_by(|a, b| a < b);
+    is_once && named.iter().all(|slot| own.binary_search(slot).is_ok())
+}
+
+/// Whether a copy has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begun {
+    Yes,
+    /// There is no job of this name, yet or any more.
+    Unknown,
+    /// It is not this rank's to copy, or these are not its slots.
+    No,
 }
 
 /// What a report did.
@@ -177,8 +245,16 @@ mod tests {
     use super::*;
 
     fn job(workers: u32) -> Job {
-        let (kind, id, keys, left) = (JobKind::Load, RequestId(1), Vec::new(), Reporters::new(workers));
-        Job { kind, session: 1, id, keys, left, ok: true }
+        Job {
+            kind: JobKind::Load,
+            session: 1,
+            id: RequestId(1),
+            keys: Vec::new(),
+            slots: [5, 3, 8, 4].map(SlotId).to_vec(),
+            left: Reporters::new(workers),
+            copying: 0,
+            ok: true,
+        }
     }
 
     fn engine(workers: u32) -> Engine {
@@ -222,6 +298,56 @@ mod tests {
         assert_eq!(engine.own_jobs(1), [9]);
         assert_eq!(engine.own_jobs(2), [0_u64; 0]);
         assert!(engine.may_copy(1, None) && !engine.may_copy(2, None) && !engine.may_copy(2, Some(0)));
+    }
+
+    #[test]
+    fn a_job_is_over_when_it_is_reported_and_not_copied() {
+        let mut engine = engine(2);
+        assert_eq!(engine.begin_copy(7, 0, JobKind::Load, &[8, 5, 8]), Begun::Yes);
+        assert_eq!(engine.begin_copy(7, 1, JobKind::Load, &[]), Begun::Yes);
+        assert_eq!(engine.report(7, 0, true, Time(0), 8), Reported::Counted);
+        assert_eq!(engine.report(7, 1, true, Time(0), 8), Reported::Ended);
+        assert_eq!(engine.end_copy(7, 1, true), Some(JobKind::Load));
+        assert!(!engine.jobs[&7].is_over(), "rank 0 reads");
+        engine.end_copy(7, 0, true);
+        assert!(engine.jobs[&7].is_over() && engine.jobs[&7].ok);
+        // Given up by its scheduler, and lost with a rank: the slots wait for the copies all the same.
+        for give_up in [
+            |engine: &mut Engine| engine.jobs.get_mut(&7).expect("it").end(false),
+            |engine: &mut Engine| {
+                assert_eq!(engine.fail_rank(0), [7]);
+            },
+        ] {
+            engine.jobs.insert(7, job(1));
+            assert_eq!(engine.begin_copy(7, 0, JobKind::Load, &[3]), Begun::Yes);
+            give_up(&mut engine);
+            assert!(!engine.jobs[&7].is_over() && !engine.jobs[&7].ok);
+            engine.end_copy(7, 0, true);
+            assert!(engine.jobs[&7].is_over() && !engine.jobs[&7].ok);
+        }
+    }
+
+    #[test]
+    fn only_what_a_rank_owes_is_copied_and_only_its_slots() {
+        let store = || Job { kind: JobKind::Store, ..job(1) };
+        for (rank, kind, slots, begun) in [
+            (0, JobKind::Store, [4, 8, 3].as_slice(), Begun::Yes),
+            (0, JobKind::Store, &[], Begun::Yes),
+            (1, JobKind::Store, &[3], Begun::No),
+            (0, JobKind::Load, &[3], Begun::No),
+            (0, JobKind::Store, &[6], Begun::No),
+            (0, JobKind::Store, &[3, 3], Begun::No),
+        ] {
+            let mut engine = Engine { jobs: HashMap::from([(7, store())]), ..Engine::default() };
+            assert_eq!(engine.begin_copy(8, rank, kind, slots), Begun::Unknown);
+            assert_eq!(engine.begin_copy(7, rank, kind, slots), begun, "{rank} {kind:?} {slots:?}");
+            assert_eq!(engine.jobs[&7].ok, rank == 1 || begun == Begun::Yes, "what is refused is not published");
+            let again = engine.begin_copy(7, rank, kind, slots);
+            assert_eq!(again, Begun::No, "once at a time");
+        }
+        let mut engine = engine(1);
+        engine.report(7, 0, true, Time(0), 8);
+        assert_eq!(engine.begin_copy(7, 0, JobKind::Load, &[3]), Begun::No, "it has reported it");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use terrace_kernels::CopyError;
+
 /// What can go wrong at start. Each text names the place, the value and the fix. What goes wrong later ends with the
 /// session that it is about.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +39,12 @@ pub enum ServerError {
         key: &'static str,
         /// What stands there.
         name: String,
+    },
+    /// Copies on a GPU are asked for and cannot be had.
+    #[error("[copy] engine = \"cuda\": {source}")]
+    Device {
+        /// What is missing.
+        source: CopyError,
     },
     /// The operating system refused a step.
     #[error("the daemon: {step} failed")]

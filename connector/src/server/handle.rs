@@ -10,6 +10,7 @@ use terrace_config::Config;
 
 use super::acceptor::{Acceptor, Command};
 use super::counts::ServerCounts;
+use super::device;
 use super::error::ServerError;
 use super::listener::Listener;
 use super::locks::DirectoryLocks;
@@ -34,12 +35,13 @@ impl Server {
         let admission = Admission::new(&config.server)?;
         let group = peer::group(&config.server)?;
         // Before the socket: nobody connects to a daemon that cannot serve.
+        let devices = device::source(&config.copy, options.devices).map_err(|source| ServerError::Device { source })?;
         let locks = DirectoryLocks::take(config)?;
         let listener = Listener::bind(&path, group)?;
         let wake = Wake::new().map_err(ServerError::system("making an eventfd"))?;
         let counts = Arc::<Mutex<ServerCounts>>::default();
         let (commands, inbox) = channel();
-        let pools = Pools::new(config.clone());
+        let pools = Pools::new(config.clone(), devices);
         let acceptor = Acceptor::new(pools, listener, admission, inbox, wake.clone(), Arc::clone(&counts), locks)
             .map_err(ServerError::system("making an epoll"))?;
         let thread = std::thread::Builder::new()

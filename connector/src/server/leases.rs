@@ -79,11 +79,12 @@ impl Lease {
         refusal.map_or(Ok(()), Err)
     }
 
-    /// Takes the readers of `indices`, which were checked, out of the lease, and appends their keys.
-    pub fn take(&mut self, indices: &[u32], key_bytes: usize, keys: &mut Vec<Key>) {
+    /// Takes the readers of `indices`, which were checked, out of the lease, and appends their keys and slots.
+    pub fn take(&mut self, indices: &[u32], key_bytes: usize, keys: &mut Vec<Key>, slots: &mut Vec<SlotId>) {
         for index in indices {
-            if self.held_mut(*index).and_then(Option::take).is_some() {
+            if let Some(slot) = self.held_mut(*index).and_then(Option::take) {
                 keys.extend(self.key(*index, key_bytes));
+                slots.push(slot);
             }
         }
     }
@@ -175,13 +176,13 @@ mod tests {
     #[test]
     fn only_hits_are_taken_and_each_once() {
         let mut lease = lease();
-        let mut keys = Vec::new();
+        let (mut keys, mut slots) = (Vec::new(), Vec::new());
         for wrong in [vec![1], vec![0, 0], vec![0, 2, 5], vec![6, 99]] {
             assert!(lease.check_load(&wrong).is_err(), "{wrong:?}");
         }
         lease.check_load(&[2, 6]).expect("both are hits");
-        lease.take(&[2, 6], KEY_BYTES, &mut keys);
-        assert_eq!(keys, [key(2), key(6)]);
+        lease.take(&[2, 6], KEY_BYTES, &mut keys, &mut slots);
+        assert_eq!((keys, slots), (vec![key(2), key(6)], vec![SlotId(0), SlotId(6)]));
         assert!(lease.check_load(&[2]).is_err(), "it is taken");
         let mut rest = Vec::new();
         lease.rest(&mut rest);

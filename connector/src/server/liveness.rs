@@ -10,6 +10,7 @@ use std::time::Duration;
 use terrace_tiers::Time;
 
 use super::connection::Input;
+use super::device::Attachment;
 use super::engine::bit;
 use super::foreign::Foreign;
 use super::frames::push_message;
@@ -59,6 +60,12 @@ impl Pool {
                 "rows of the engine's last session are being copied: try again",
             ));
         }
+        if role == Role::Worker && self.copiers.holds(&name, rank) {
+            return Err(Refusal::new(
+                ErrorCode::Retry,
+                "copies for the last session of this rank have not ended: try again",
+            ));
+        }
         let system = |errno| Refusal::new(ErrorCode::Internal, format!("epoll: {errno}"));
         // Only one of them may fail, and then neither was kept: a descriptor that is closed leaves epoll by itself.
         let Some(connection) = &mut new.connection else { return Ok(()) };
@@ -66,9 +73,11 @@ impl Pool {
         if let Some(pidfd) = &new.peer.pidfd {
             self.poller.add(pidfd, new.id * 2 + 1).map_err(system)?;
         }
+        let features = self.copiers.features(&hello.features);
+        let attachment = if features.is_empty() { Attachment::Unwanted } else { Attachment::Awaited };
         let reply = HelloReply {
             version: VERSION,
-            features: Vec::new(),
+            features,
             session: new.id,
             region: self.region_name,
             namespace: self.digest.to_vec(),
@@ -115,6 +124,7 @@ impl Pool {
             pinned_keys: 0,
             events_at: None,
             events_lost: 0,
+            attachment,
             foreign,
             row_jobs: BTreeMap::new(),
             engine: name.clone(),
@@ -129,7 +139,7 @@ impl Pool {
             engine.scheduler = Some(new.id);
         }
         self.counts.session(role, 1);
-        self.counts.engines = self.engines.len() as u64;
+        self.count_engines();
         self.flush(new.id);
         // It may have sent more behind its Hello.
         self.serve(new.id, FRAMES_AT_ONCE);
@@ -241,6 +251,7 @@ impl Pool {
         if is_tier {
             self.close_rows(id);
         }
+        self.close_copies(id);
         self.forget_wishes(id);
         if self.may_copy(id) {
             self.behind.lose(id);
@@ -292,6 +303,7 @@ impl Pool {
             self.poller.remove(&pidfd);
         }
         self.close_rows(id);
+        self.close_copies(id);
         for lease in session.leases.take_all().values() {
             self.end_lease(id, lease);
         }
@@ -317,7 +329,7 @@ impl Pool {
                 ended = engine.own_jobs(id);
                 for job in &ended {
                     if let Some(job) = engine.jobs.get_mut(job) {
-                        job.ok = false;
+                        job.end(false);
                     }
                 }
             }
@@ -326,20 +338,25 @@ impl Pool {
                 // Whoever had to report them is over.
                 ended = engine.jobs.keys().copied().collect();
                 for job in engine.jobs.values_mut() {
-                    job.ok = false;
+                    job.end(false);
                 }
             }
         }
         for job in ended {
             self.finish_job(name, job);
         }
-        if self.engines.get(name).is_some_and(|engine| engine.sessions == 0) {
+        if self.engines.get(name).is_some_and(|engine| engine.sessions == 0 && engine.jobs.is_empty()) {
             self.engines.remove(name);
         }
         self.leave_behind(id, &session);
         self.counts.session(session.role, -1);
-        self.counts.engines = self.engines.len() as u64;
+        self.count_engines();
         self.open.remove();
+    }
+
+    /// Those with a session. One without may have jobs that are still copied.
+    fn count_engines(&mut self) {
+        self.counts.engines = self.engines.values().filter(|engine| engine.sessions > 0).count() as u64;
     }
 
     /// Once a second: sessions whose time is over, pins and early reports that nobody asks for any more.
@@ -367,6 +384,7 @@ impl Pool {
         for engine in self.engines.values_mut() {
             engine.forget_early(since);
         }
+        self.forget_awaited_copies(since);
     }
 }
 

@@ -11,6 +11,7 @@ mod acceptor;
 mod connection;
 mod copier;
 pub(crate) mod counts;
+mod device;
 mod dispatch;
 mod drain;
 mod engine;
@@ -41,6 +42,7 @@ mod store;
 mod testing;
 mod wake;
 
+pub use device::DeviceSource;
 pub use error::ServerError;
 pub use handle::{Server, ServerHandle};
 pub use options::ServerOptions;

@@ -11,7 +11,8 @@ use terrace_tiers::{Clock, SecondaryTier, SystemClock, Time, open_tier};
 
 use super::connection::{Connection, Input};
 use super::counts::{Limit, PoolCounts};
-use super::engine::{Engine, JobKind};
+use super::device::{Copiers, DeviceShare, DeviceSource};
+use super::engine::{Engine, Job, JobKind};
 use super::events::{EventLog, locality_byte, medium_byte};
 use super::frames::push_refusal;
 use super::poller::{Poller, Ready};
@@ -57,6 +58,7 @@ pub(super) struct Pool {
     pub counts: PoolCounts,
     pub published: PoolPublisher,
     pub rows: Rows,
+    pub copiers: Copiers,
     /// Sessions that are not over, for the acceptor.
     pub open: super::pools::OpenSessions,
     /// Lookups miss and stores are refused; the pool ends when nothing is owed, or at this time.
@@ -93,6 +95,7 @@ impl Pool {
         region_name: u64,
         wake: &Wake,
         open: super::pools::OpenSessions,
+        devices: Option<Arc<dyn DeviceSource>>,
     ) -> Result<Self, String> {
         let geometry = config.geometry;
         let region = Region::start_behind(&RegionOptions {
@@ -127,11 +130,16 @@ impl Pool {
         let poller = Poller::new().map_err(|errno| format!("epoll: {errno}"))?;
         poller.add(wake, WAKE).map_err(|errno| format!("epoll: {errno}"))?;
         let now = clock.now();
+        let share = devices.map(|source| {
+            let region = Arc::clone(&region);
+            Arc::new(DeviceShare::new(source, region, geometry.blocks_per_chunk, geometry.block_bytes, &config.copy))
+        });
         let mut pool = Self {
             digest,
             key_bytes: usize::from(geometry.hash_bytes) + 4,
             limits,
             rows: Rows::new(Arc::clone(&region), wake.clone()),
+            copiers: Copiers::new(share, wake.clone()),
             region,
             region_name,
             tiers: infos,
@@ -213,6 +221,7 @@ impl Pool {
         self.grow();
         let now = self.clock.now();
         self.rows_landed();
+        self.copies_landed();
         if (self.manager.has_pending_work() || self.rows.waits()) && now >= self.stepped_at.plus(STEP) {
             self.step_manager();
         }
@@ -377,15 +386,23 @@ impl Pool {
         self.disconnected(id, &refusal.message);
     }
 
-    /// A job has ended: its stores are published or freed, its readers let go.
-    pub fn finish_job(&mut self, engine: &str, name: u64) {
-        let Some(job) = self.engines.get_mut(engine).and_then(|engine| engine.jobs.remove(&name)) else { return };
+    /// Ends a job if it is over, that is, reported by all and copied for by none: its stores are published or freed, its readers let go.
+    /// Called whenever a report or a copy has ended.
+    pub fn finish_job(&mut self, engine_name: &str, name: u64) {
+        let Some(engine) = self.engines.get_mut(engine_name) else { return };
+        if !engine.jobs.get(&name).is_some_and(Job::is_over) {
+            return;
+        }
+        let Some(job) = engine.jobs.remove(&name) else { return };
+        if engine.sessions == 0 && engine.jobs.is_empty() {
+            self.engines.remove(engine_name);
+        }
         let ended = match job.kind {
             JobKind::Store => self.manager.complete_store(job.id, &job.keys, job.ok),
             JobKind::Load => self.manager.complete_load(job.id, &job.keys),
         };
         if let Err(error) = ended {
-            tracing::error!(engine, job = name, "a job ended that the manager does not know: {error}");
+            tracing::error!(engine = engine_name, job = name, "a job ended that the manager does not know: {error}");
         }
         let counter = if job.ok { &mut self.counts.jobs_ok } else { &mut self.counts.jobs_failed };
         *counter += 1;

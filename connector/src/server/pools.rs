@@ -10,6 +10,7 @@ use terrace_config::Config;
 
 use super::connection::Connection;
 use super::counts::Limit;
+use super::device::DeviceSource;
 use super::error::ServerError;
 use super::frames::push_refusal;
 use super::hello::Greeting;
@@ -98,6 +99,8 @@ struct Place {
 /// All pools of a daemon. Used by the acceptor's thread.
 pub(super) struct Pools {
     config: Config,
+    /// Where workers' memory is copied from and to; `None`: nowhere.
+    devices: Option<Arc<dyn DeviceSource>>,
     places: Vec<Place>,
     all: Arc<AtomicU32>,
     uses: u64,
@@ -105,8 +108,8 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    pub fn new(config: Config) -> Self {
-        Self { config, places: Vec::new(), all: Arc::default(), uses: 0, next_session: 1 }
+    pub fn new(config: Config, devices: Option<Arc<dyn DeviceSource>>) -> Self {
+        Self { config, devices, places: Vec::new(), all: Arc::default(), uses: 0, next_session: 1 }
     }
 
     pub const fn config(&self) -> &Config {
@@ -170,10 +173,10 @@ impl Pools {
         let wake = Wake::new().map_err(ServerError::system("making an eventfd"))?;
         let open = OpenSessions::of(&self.all);
         let thread = {
-            let (config, wake, open) = (self.config.clone(), wake.clone(), open.clone());
+            let (config, devices, wake, open) = (self.config.clone(), self.devices.clone(), wake.clone(), open.clone());
             std::thread::Builder::new()
                 .name(format!("terrace-pool-{index}"))
-                .spawn(move || PoolThread { index, config, inbox, wake, open, pool: None }.run())
+                .spawn(move || PoolThread { index, config, devices, inbox, wake, open, pool: None }.run())
                 .map_err(ServerError::system("starting a thread"))?
         };
         self.places.push(Place { digest, open, sender, wake, thread: Some(thread), used: 0 });
@@ -210,6 +213,7 @@ impl Pools {
 struct PoolThread {
     index: u32,
     config: Config,
+    devices: Option<Arc<dyn DeviceSource>>,
     inbox: Receiver<PoolMessage>,
     wake: Wake,
     open: OpenSessions,
@@ -290,7 +294,7 @@ impl PoolThread {
         let config = self.config.for_pool(self.index, shape.namespace.clone(), shape.geometry, "Hello");
         let config = config.map_err(|error| super::pool::told(&error))?;
         let digest = new.greeting.digest;
-        Pool::open(config, digest, region_name(new.id), &self.wake, self.open.clone())
+        Pool::open(config, digest, region_name(new.id), &self.wake, self.open.clone(), self.devices.clone())
     }
 }
 

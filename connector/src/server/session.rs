@@ -9,6 +9,7 @@ use terrace_tiering::{RequestId, TierFilter};
 use terrace_tiers::Time;
 
 use super::connection::Connection;
+use super::device::Attachment;
 use super::foreign::Foreign;
 use super::leases::Leases;
 use crate::protocol::{JobOutcome, RowsDone};
@@ -88,6 +89,8 @@ pub(super) struct Session {
     /// Place in the event log, from the first time that it asked.
     pub events_at: Option<u64>,
     pub events_lost: u64,
+    /// Whether the daemon copies for it.
+    pub attachment: Attachment,
     pub foreign: Option<Arc<Foreign>>,
     /// `StoreRows` and `LoadRows` that run, to their number in the pool.
     pub row_jobs: BTreeMap<u64, u64>,

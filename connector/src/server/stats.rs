@@ -31,6 +31,7 @@ impl Pool {
     fn counts_now(&self) -> PoolCounts {
         PoolCounts {
             leases: self.sessions.values().map(|session| session.leases.len() as u64).sum(),
+            copiers: self.copiers.len() as u64,
             jobs: self.engines.values().map(|engine| engine.jobs.len() as u64).sum(),
             ..self.counts.clone()
         }

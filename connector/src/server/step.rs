@@ -102,7 +102,7 @@ impl Pool {
         match job {
             // A store that no worker was told of ends this way too: its reply came too late.
             Some(job) if job.left == Reporters::Scheduler || (job.kind == JobKind::Store && !ok) => {
-                job.ok &= ok;
+                job.end(ok);
                 self.finish_job(&engine_name, name);
             }
             _ => self.counts.completions_ignored += 1,
@@ -141,7 +141,8 @@ impl Pool {
     /// The readers of the named keys live on as a job.
     fn begin_load(&mut self, id: SessionId, lease: &mut Lease, ending: &Ending) -> Result<(), Refusal> {
         let mut keys = Vec::with_capacity(ending.load.len());
-        lease.take(&ending.load, self.key_bytes, &mut keys);
+        let mut slots = Vec::with_capacity(ending.load.len());
+        lease.take(&ending.load, self.key_bytes, &mut keys, &mut slots);
         if let Err(error) = self.manager.begin_load(lease.id, &keys) {
             // The readers are there; only what is counted and ranked by them is lost.
             tracing::error!("a load begins that the manager does not know: {error}");
@@ -152,7 +153,7 @@ impl Pool {
         self.begin_job(
             &engine,
             ending.job,
-            Job { kind: JobKind::Load, session: id, id: lease.id, keys, left, ok: true },
+            Job { kind: JobKind::Load, session: id, id: lease.id, keys, slots, left, copying: 0, ok: true },
         );
         Ok(())
     }

@@ -69,13 +69,15 @@ impl Pool {
             slots: numbers_to_bytes(plan.slots.iter().map(|slot| slot.0)),
         });
         let keys: Vec<Key> = plan.store.iter().filter_map(|at| keys.get(*at as usize).copied()).collect();
+        let slots = plan.slots.clone();
         self.memory.plan = plan;
         let reply = reply.map_err(|error| Refusal::new(ErrorCode::Retry, error.to_string()))?;
         if !keys.is_empty() {
             let session = self.session(call.id)?;
             session.jobs += 1;
             session.slots += count(keys.len());
-            let job = Job { kind: JobKind::Store, session: call.id, id: open.id, keys, left, ok: true };
+            let (kind, session, id) = (JobKind::Store, call.id, open.id);
+            let job = Job { kind, session, id, keys, slots, left, copying: 0, ok: true };
             self.begin_job(&engine, message.job, job);
         }
         self.reply(call, &reply);
@@ -89,6 +91,7 @@ impl Pool {
         if engine.take_early(name) {
             self.finish_job(engine_name, name);
         }
+        self.start_awaited_copies(engine_name, name);
     }
 
     /// [`Complete`]: what a worker has copied, or failed to.

@@ -54,7 +54,7 @@ pub(super) fn pool(hello: Hello, descriptor: Option<OwnedFd>, pidfd: Option<Owne
     let greeting = Greeting::check(hello, &config, usize::from(descriptor.is_some())).expect("a good Hello");
     let wake = Wake::new().expect("an eventfd");
     let (config, open) = (greeting.pool.clone(), OpenSessions::default());
-    let mut pool = Pool::open(config, greeting.digest, 1, &wake, open).expect("a pool");
+    let mut pool = Pool::open(config, greeting.digest, 1, &wake, open, None).expect("a pool");
     while pool.region.ready_slots() < pool.region.slots() {
         pool.pass(&wake);
     }

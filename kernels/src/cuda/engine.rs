@@ -8,7 +8,7 @@ use super::calibrate;
 use super::driver::Driver;
 use super::kernel::{self, Kernel};
 use super::lane::{Job, Lane, Submitted, Work};
-use super::pins::{PinMap, RegionPins};
+use super::pins::{PinMap, PinProgress, RegionPins};
 use super::plan::{BytesBy, Chooser, Curves, DeviceRanges, Path, PathChoice, Plan, Planner, Tile};
 use crate::engine::{CopyDone, CopyEngine, CopyError, CopyId, CopyRun, CopyStats, Direction, EventHandle, Order};
 use crate::metrics::CopyTimes;
@@ -63,9 +63,25 @@ pub struct CudaStats {
     pub full_tables: u64,
     /// Copies that failed.
     pub failed: u64,
+    /// How far the registration of host memory is, all of it together.
+    pub pins: PinProgress,
 }
 
 impl CudaStats {
+    /// Of two engines together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            pageable_bytes: self.pageable_bytes + other.pageable_bytes,
+            run_bytes: self.run_bytes + other.run_bytes,
+            rect_bytes: self.rect_bytes + other.rect_bytes,
+            kernel_bytes: self.kernel_bytes + other.kernel_bytes,
+            full_tables: self.full_tables + other.full_tables,
+            failed: self.failed + other.failed,
+            pins: self.pins.plus(other.pins),
+        }
+    }
+
     fn count(&mut self, by: BytesBy) {
         self.pageable_bytes += by.pageable;
         self.run_bytes += by.runs;
@@ -166,6 +182,16 @@ impl CudaCopyEngine {
         self.ranges.remove(base);
     }
 
+    /// Tells of host memory that is, or is becoming, registered. It overlaps no other.
+    pub fn add_pins(&mut self, pins: Arc<RegionPins>) {
+        self.pins.add(pins);
+    }
+
+    /// Forgets registered host memory, of which no copy is in flight: its copies go as pageable from now on.
+    pub fn remove_pins(&mut self, pins: &Arc<RegionPins>) {
+        self.pins.remove(pins);
+    }
+
     /// Waits until no copy is in flight: afterwards the engine touches no memory. They are still to be polled.
     pub fn drain(&mut self) {
         for lane in &mut self.lanes {
@@ -176,8 +202,8 @@ impl CudaCopyEngine {
     }
 
     /// Counters beside [`CopyEngine::stats`].
-    pub const fn cuda_stats(&self) -> CudaStats {
-        self.cuda_stats
+    pub fn cuda_stats(&self) -> CudaStats {
+        CudaStats { pins: self.pins.progress(), ..self.cuda_stats }
     }
 
     /// Whether the device failed for good: no copy is taken any more.
@@ -313,6 +339,6 @@ impl CopyEngine for CudaCopyEngine {
     }
 
     fn stats(&self) -> CopyStats {
-        self.stats
+        CopyStats { cuda: self.cuda_stats(), ..self.stats }
     }
 }

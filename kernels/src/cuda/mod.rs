@@ -7,6 +7,7 @@
 //! runs -> plan (pure: merge, cut, choose) -> lane of the direction (stream, events, tables) -> Driver -> GPU | script
 //! ```
 
+mod arena;
 mod calibrate;
 mod driver;
 mod engine;
@@ -20,6 +21,7 @@ mod ring;
 pub mod scripted;
 mod shared;
 
+pub use arena::DeviceArena;
 pub use driver::{
     DeviceFacts, Driver, DriverError, EventKind, IPC_HANDLE_BYTES, KernelHandle, MemoryHandle, PinnedMemory, code,
 };

@@ -47,9 +47,25 @@ pub struct PinProgress {
 }
 
 impl PinProgress {
+    /// Of two registrations together.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            pieces: self.pieces + other.pieces,
+            registered: self.registered + other.registered,
+            refused: self.refused + other.refused,
+            bytes: self.bytes + other.bytes,
+        }
+    }
+
     /// Whether no piece waits for its turn.
     pub const fn is_over(&self) -> bool {
-        self.registered + self.refused == self.pieces
+        self.waiting() == 0
+    }
+
+    /// Pieces that wait for their turn.
+    pub const fn waiting(&self) -> usize {
+        self.pieces.saturating_sub(self.registered + self.refused)
     }
 }
 
@@ -218,6 +234,18 @@ pub(super) struct PinMap {
 impl PinMap {
     pub fn new(pins: Vec<Arc<RegionPins>>) -> Self {
         Self { pins }
+    }
+
+    pub fn progress(&self) -> PinProgress {
+        self.pins.iter().fold(PinProgress::default(), |sum, pins| sum.plus(pins.progress()))
+    }
+
+    pub fn add(&mut self, pins: Arc<RegionPins>) {
+        self.pins.push(pins);
+    }
+
+    pub fn remove(&mut self, pins: &Arc<RegionPins>) {
+        self.pins.retain(|known| !Arc::ptr_eq(known, pins));
     }
 }
 

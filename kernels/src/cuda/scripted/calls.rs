@@ -4,6 +4,7 @@ use super::super::driver::{
     DeviceFacts, Driver, DriverError, EventKind, IPC_HANDLE_BYTES, KernelHandle, MemoryHandle, PinnedMemory, code,
 };
 use super::super::plan::Rect;
+use super::shared::{Handle, SharedMemory};
 use super::work::{Event, Op};
 use super::{Scripted, State, failed};
 use crate::arena::Arena;
@@ -252,8 +253,8 @@ impl Driver for Scripted {
         if len > DEVICE_BYTES {
             return Err(failed("cuMemAlloc", code::OUT_OF_MEMORY));
         }
-        let arena = Arena::new(len).map_err(|_| failed("cuMemAlloc", code::OUT_OF_MEMORY))?;
-        Ok(state.memory.add_device(arena))
+        let memory = SharedMemory::new(len).ok_or_else(|| failed("cuMemAlloc", code::OUT_OF_MEMORY))?;
+        Ok(state.memory.add_device(memory))
     }
 
     unsafe fn free(&self, address: usize) {
@@ -273,15 +274,21 @@ impl Driver for Scripted {
         let (base, len) =
             state.memory.allocation(address).ok_or_else(|| failed("cuIpcGetMemHandle", code::INVALID_VALUE))?;
         Ok(MemoryHandle {
-            handle: as_handle(base as u64),
+            handle: state.memory.handle(base, len).to_bytes(),
             offset: (address - base) as u64,
             allocation_bytes: len as u64,
         })
     }
 
     fn open_memory(&self, handle: &[u8; IPC_HANDLE_BYTES]) -> Result<usize, DriverError> {
-        self.state().call("cuIpcOpenMemHandle")?;
-        Ok(from_handle(handle) as usize)
+        let mut state = self.state();
+        state.call("cuIpcOpenMemHandle")?;
+        let refused = || failed("cuIpcOpenMemHandle", code::INVALID_VALUE);
+        let handle = Handle::memory(handle).ok_or_else(refused)?;
+        if handle.is_own() {
+            return Ok(handle.value as usize);
+        }
+        state.memory.open(handle).ok_or_else(refused)
     }
 
     unsafe fn close_memory(&self, address: usize) {
@@ -291,31 +298,27 @@ impl Driver for Scripted {
         if let Some((base, len)) = state.memory.allocation(address) {
             state.give_back("another process's memory", base, len);
         }
+        drop(state.memory.close(address));
     }
 
     unsafe fn export_event(&self, event: EventHandle) -> Result<[u8; IPC_HANDLE_BYTES], DriverError> {
         self.state().call("cuIpcGetEventHandle")?;
-        Ok(as_handle(event.0))
+        Ok(Handle::of_event(event.0).to_bytes())
     }
 
     fn open_event(&self, handle: &[u8; IPC_HANDLE_BYTES]) -> Result<EventHandle, DriverError> {
         let mut state = self.state();
         state.call("cuIpcOpenEventHandle")?;
-        let id = from_handle(handle);
+        let handle = Handle::event(handle).ok_or_else(|| failed("cuIpcOpenEventHandle", code::INVALID_VALUE))?;
+        if !handle.is_own() {
+            // What another process put before it counts as done.
+            let id = state.handle();
+            state.events.insert(id, Event { holders: 1, ..Event::default() });
+            return Ok(EventHandle(id));
+        }
+        let id = handle.value;
         let known = state.events.get_mut(&id).ok_or_else(|| failed("cuIpcOpenEventHandle", 400))?;
         known.holders += 1;
         Ok(EventHandle(id))
     }
-}
-
-fn as_handle(value: u64) -> [u8; IPC_HANDLE_BYTES] {
-    let mut handle = [0; IPC_HANDLE_BYTES];
-    for (to, from) in handle.iter_mut().zip(value.to_le_bytes()) {
-        *to = from;
-    }
-    handle
-}
-
-fn from_handle(handle: &[u8; IPC_HANDLE_BYTES]) -> u64 {
-    handle.iter().take(8).rev().fold(0, |value, byte| (value << 8) | u64::from(*byte))
 }

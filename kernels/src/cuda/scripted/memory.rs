@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::shared::{Handle, SharedMemory};
 use crate::arena::Arena;
 
 /// Added to an address of pinned memory for the address that the device uses, where it is not the same.
@@ -13,7 +14,9 @@ pub(super) struct Memory {
     /// Registered host memory: base and length.
     registered: BTreeMap<usize, usize>,
     pinned: BTreeMap<usize, Arena>,
-    device: BTreeMap<usize, Arena>,
+    device: BTreeMap<usize, SharedMemory>,
+    /// Other processes' allocations: whose, the mapping, and how often it was opened.
+    opened: BTreeMap<(u32, u32), (SharedMemory, u32)>,
     /// Allocations on the device.
     allocations: BTreeMap<usize, usize>,
 }
@@ -38,7 +41,7 @@ impl Memory {
     }
 
     pub fn left(&self) -> (usize, usize, usize) {
-        (self.registered.len(), self.pinned.len(), self.device.len())
+        (self.registered.len(), self.pinned.len(), self.device.len() + self.opened.len())
     }
 
     /// Whether the bytes cross the end of something that the map knows.
@@ -96,16 +99,46 @@ impl Memory {
         self.pinned.remove(&address)
     }
 
-    pub fn add_device(&mut self, arena: Arena) -> usize {
-        let address = arena.address();
-        self.allocations.insert(address, arena.len());
-        self.device.insert(address, arena);
+    pub fn add_device(&mut self, memory: SharedMemory) -> usize {
+        let address = memory.address();
+        self.allocations.insert(address, memory.len());
+        self.device.insert(address, memory);
         address
     }
 
-    pub fn remove_device(&mut self, address: usize) -> Option<Arena> {
+    pub fn remove_device(&mut self, address: usize) -> Option<SharedMemory> {
         self.allocations.remove(&address);
         self.device.remove(&address)
+    }
+
+    /// The handle of an allocation.
+    pub fn handle(&self, base: usize, len: usize) -> Handle {
+        Handle::of_memory(base, len, self.device.get(&base))
+    }
+
+    /// Another process's allocation: the same mapping if it is open already.
+    pub fn open(&mut self, handle: Handle) -> Option<usize> {
+        if let Some((memory, times)) = self.opened.get_mut(&(handle.pid, handle.file)) {
+            *times += 1;
+            return Some(memory.address());
+        }
+        let memory = handle.map()?;
+        let address = memory.address();
+        self.allocations.insert(address, memory.len());
+        self.opened.insert((handle.pid, handle.file), (memory, 1));
+        Some(address)
+    }
+
+    /// Ends what `open` gave; the span if it is not mapped any more.
+    pub fn close(&mut self, address: usize) -> Option<SharedMemory> {
+        let (key, (_, times)) = self.opened.iter_mut().find(|(_, (memory, _))| memory.address() == address)?;
+        *times -= 1;
+        let (key, is_over) = (*key, *times == 0);
+        if !is_over {
+            return None;
+        }
+        self.allocations.remove(&address);
+        self.opened.remove(&key).map(|(memory, _)| memory)
     }
 
     /// The allocation around an address.

@@ -5,10 +5,14 @@
 //! host memory. Rules of the real driver that are easy to break are checked: a copy that crosses from one allocation or
 //! registration into the next, a kernel that touches host memory that is not registered, memory that is given back
 //! while work uses it. Any call can be made to fail, and the device can be lost.
-#![expect(unsafe_code, reason = "copies between addresses, as the driver does")]
+//!
+//! Processes share memory as they do on a GPU: each has a device of its own that the script plays, and what one allocates the other can open
+//! by its handle. Events of another process count as done. Memory of a process that has ended stays as it was.
+#![expect(unsafe_code, reason = "copies between addresses and mappings, as the driver does")]
 
 mod calls;
 mod memory;
+mod shared;
 mod work;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -32,6 +36,9 @@ pub struct Script {
     /// host's address is found out.
     pub unified: bool,
 }
+
+/// Of every device that the script plays: processes that share one find it by this.
+pub const UUID: [u8; 16] = *b"scripted device!";
 
 /// A call that fails.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +66,8 @@ struct State {
     streams: BTreeMap<u64, VecDeque<Op>>,
     /// Streams whose work does not go on.
     held: Vec<u64>,
+    /// No stream's work goes on.
+    held_all: bool,
     events: HashMap<u64, Event>,
     memory: Memory,
     faults: Vec<Fault>,
@@ -122,6 +131,7 @@ impl Scripted {
             multiprocessors: 4,
             copy_engines: 2,
             max_pitch: i32::MAX as usize,
+            uuid: UUID,
             has_batch: script.has_batch,
             ..DeviceFacts::default()
         };
@@ -157,6 +167,11 @@ impl Scripted {
         }
     }
 
+    /// Stops the work of all streams, present and future, or lets it go on.
+    pub fn hold_all(&self, hold: bool) {
+        self.state().held_all = hold;
+    }
+
     /// Lets all work go on that can.
     pub fn run_all(&self) {
         let mut state = self.state();
@@ -173,7 +188,7 @@ impl Scripted {
         self.state().violations.clone()
     }
 
-    /// What was not given back: streams, events, registrations, pinned and device memory.
+    /// What was not given back: streams, events, registrations, pinned and device memory, that of other processes included.
     pub fn left(&self) -> [usize; 5] {
         let state = self.state();
         let (registered, pinned, device) = state.memory.left();

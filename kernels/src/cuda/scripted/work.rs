@@ -66,6 +66,9 @@ impl State {
 
     /// Executes one piece of work of a stream that the seed picks. `false`: nothing can go on.
     pub fn go_on(&mut self) -> bool {
+        if self.held_all {
+            return false;
+        }
         let ready: Vec<u64> = self
             .streams
             .iter()

@@ -1,0 +1,20 @@
+//! Terrace's copy engines as a C library, `libterrace_copy.so`. `include/terrace_copy.h` is its documentation.
+//!
+//! ```text
+//! entry/ (C: pointers, codes, no panic gets out) -> registry (handles) -> session (one engine, safe code) -> terrace_kernels
+//! ```
+//!
+//! No handle is ever a pointer: a wrong one is found out, not followed.
+
+pub mod abi;
+mod entry;
+mod jobs;
+mod open;
+mod refusal;
+mod registry;
+mod session;
+
+pub use entry::*;
+
+#[cfg(test)]
+mod tests;
