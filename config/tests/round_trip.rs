@@ -371,7 +371,7 @@ fn what_is_left_out_has_its_default() {
         high_watermark: 0.95,
         low_watermark: 0.9,
         max_age: None,
-        segment_bytes: 8 << 20,
+        segment_bytes: 4 << 20,
         part_bytes: 16 << 20,
         range_bytes: 8 << 20,
         linger: Duration::from_millis(100),
