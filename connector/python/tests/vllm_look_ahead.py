@@ -1,4 +1,4 @@
-"""What the manager asks ahead, when an answer holds, and when neither is good enough."""
+"""What the manager asks ahead, how long an answer is good, and when neither is good enough."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm_script import RETRY, ScriptedSession, end, found, hit, indices, key, m
 
 from terrace_kv.ahead import LookAhead
 from terrace_kv.protocol import JobOutcome
-from terrace_kv.vllm import manager as manager_module
+from terrace_kv.vllm import line as line_module
 from terrace_kv.vllm.manager import TerraceManager
 from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
 
@@ -20,7 +20,7 @@ WIRE = b"".join(KEYS)
 @pytest.fixture(autouse=True)
 def holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine is not to matter."""
-    monkeypatch.setattr(manager_module, "HOLDS_S", 3600.0)
+    monkeypatch.setattr(line_module, "HOLDS_S", 3600.0)
 
 
 def begun(session: ScriptedSession, *prefix: bool) -> TerraceManager:
@@ -44,11 +44,17 @@ def hits_of(count: int) -> dict[bytes, int]:
     return {one: hit() for number in range(count) for one in own(number)}
 
 
+def busy(manager: TerraceManager) -> None:
+    """Something has to be told with this step: it ends all leases."""
+    manager.touch(KEYS[:1], request_of())
+
+
 def test_what_waits_is_asked_ahead_and_not_again() -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
     manager, context = begun(session), request_of(*KEYS)
     for step in range(1, 4):
         assert prefix_scan(manager, KEYS, context) == 5
+        busy(manager)
         end(manager)
         assert session.steps[-1].ahead == [LookAhead(1, 1, [(0, WIRE)])]
         assert (len(session.lookups), session.taken, len(session.steps)) == (1, step - 1, step)
@@ -82,20 +88,35 @@ def test_more_keys_than_were_asked_ahead_are_asked_for() -> None:
     assert [asked for _, _, asked in session.lookups] == [[(0, KEYS[2:])], [(0, KEYS[1:])]]
 
 
-def test_what_this_engine_has_stored_meanwhile_is_seen() -> None:
+@pytest.mark.parametrize("how", ["leased", "asked ahead", "promised"])
+def test_what_this_engine_has_stored_meanwhile_is_seen(how: str) -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
     manager, context, other = begun(session), request_of(*KEYS), request_of(*KEYS, name="other")
     assert prefix_scan(manager, KEYS, context) == 5
-    end(manager)
-    session.where |= dict.fromkeys(KEYS[5:7], hit())
+    end_as(manager, session, how)
+    where, session.where = session.where, session.where | dict.fromkeys(KEYS[5:7], hit())
     manager.complete_store(KEYS[6:7], other)
     manager.complete_store(KEYS[5:6], other, success=False)
     assert prefix_scan(manager, KEYS, context) == 5, "what is missing first was not stored by this engine"
-    end(manager)
-    session.ahead = [(one, session._answer([(0, b"".join(KEYS[:5] + KEYS[7:]))])) for one, _ in session.ahead]
+    session.where = where
+    end_as(manager, session, how)
+    session.where |= dict.fromkeys(KEYS[5:7], hit())
     manager.complete_store(KEYS[5:7], other)
-    assert prefix_scan(manager, KEYS, context) == 7
-    assert len(session.lookups) == 2
+    asked = len(session.lookups)
+    for _ in range(3):
+        assert prefix_scan(manager, KEYS, context) == 7
+        assert len(session.lookups) == asked + 1
+        end(manager)
+
+
+def end_as(manager: TerraceManager, session: ScriptedSession, how: str) -> None:
+    """The end of a step behind which what waits is leased, asked ahead or neither."""
+    if how != "leased":
+        busy(manager)
+    end(manager)
+    if how == "promised":
+        session.ahead.clear()
+        manager._line._ahead.clear()
 
 
 def test_stored_keys_of_a_window_are_seen_wherever_they_lie() -> None:
@@ -108,20 +129,37 @@ def test_stored_keys_of_a_window_are_seen_wherever_they_lie() -> None:
     assert window_scan(manager, KEYS, 2, context) == 8
 
 
-def test_a_step_with_nothing_to_tell_is_not_told_and_the_lease_goes_on() -> None:
-    session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
-    manager, context = begun(session), request_of(*KEYS)
+def test_what_is_stored_is_remembered_as_long_as_an_answer_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
+    manager, context, other = begun(session), request_of(*KEYS), request_of(*KEYS, name="other")
+    manager.complete_store(KEYS[:1], other)
+    assert not manager._line._stored, "nobody waits"
+    assert prefix_scan(manager, KEYS, context) == 5
+    end(manager)
+    manager.complete_store(KEYS, other)
+    assert len(manager._line._stored) == 8
+    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
+    end(manager)
+    assert not manager._line._stored
+
+
+@pytest.mark.parametrize("found", [8, 5])
+def test_leases_go_on_from_step_to_step_whatever_is_there(found: int) -> None:
+    session = ScriptedSession(where=dict.fromkeys(KEYS[:found], hit()))
+    manager, context, over = begun(session), request_of(*KEYS), request_of(name="over")
     for _ in range(5):
-        assert prefix_scan(manager, KEYS, context) == 8
+        assert prefix_scan(manager, KEYS, context) == found
         end(manager)
+        manager.on_request_finished(over)
     assert (len(session.lookups), session.taken, session.steps) == (1, 0, [])
-    assert prefix_scan(manager, KEYS[1:], context) == 7
-    spec = manager.prepare_load(KEYS[1:], context)
+    assert prefix_scan(manager, KEYS[1:], context) == found - 1
+    spec = manager.prepare_load(KEYS[1:found], context)
     assert isinstance(spec, TerraceLoadStoreSpec)
-    assert spec.block_ids.tolist() == list(range(101, 108))
+    assert spec.block_ids.tolist() == list(range(101, 100 + found))
     end(manager, "request")
+    assert (len(session.lookups), len(session.steps)) == (1, 1)
     (lease,) = session.steps[0].leases
-    assert (lease.lease, indices(lease.load)) == (session.leases, list(range(1, 8)))
+    assert (lease.lease, indices(lease.load)) == (session.leases, list(range(1, found)))
     end(manager)
     assert len(session.steps) == 2, "a load is on its way: the daemon says how it ended"
     session.replies = [reply(jobs=[JobOutcome(spec.job, True)])]
@@ -130,17 +168,130 @@ def test_a_step_with_nothing_to_tell_is_not_told_and_the_lease_goes_on() -> None
     assert len(session.steps) == 3
 
 
-def test_an_answer_does_not_hold_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "HOLDS_S", -1.0)
+def test_what_can_be_told_later_is_told_when_nobody_waits() -> None:
+    session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
+    manager, context, over = begun(session), request_of(*KEYS), request_of(*own(1), name="over")
+    assert prefix_scan(manager, own(1), over) == 0
+    assert prefix_scan(manager, KEYS, context) == 8
+    manager.on_request_finished(over)
+    end(manager)
+    assert session.steps == []
+    assert manager.has_pending_work()
+    manager.on_request_finished(context)
+    end(manager)
+    assert [step.finished for step in session.steps] == [[1, 2]]
+    assert not manager.has_pending_work()
+
+
+def test_leases_of_many_slots_do_not_go_on() -> None:
+    session = ScriptedSession(where=hits_of(3), slots=8 * 8)
+    manager, line = begun(session), line_of(3)
+    assert [prefix_scan(manager, own(number), line[number]) for number in range(2)] == [4, 4]
+    end(manager)
+    assert session.steps == []
+    assert prefix_scan(manager, own(2), line[2]) == 4
+    end(manager)
+    assert len(session.steps) == 1
+
+
+def test_an_answer_is_not_good_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
     session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
     manager, context = begun(session), request_of(*KEYS)
     for _ in range(3):
         assert prefix_scan(manager, KEYS, context) == 8
         end(manager)
     assert (len(session.lookups), session.taken, len(session.steps)) == (1, 2, 3)
+    session.ahead.clear()
+    manager._line._ahead.clear()
+    assert prefix_scan(manager, KEYS, context) == 8
+    assert len(session.lookups) == 2, "without a lease for no longer"
 
 
-@pytest.mark.parametrize("how", ["finished", "not asked", "scheduled", "loaded by another", "reset", "not taken"])
+def test_only_the_first_in_line_is_asked_ahead_and_the_others_have_promises() -> None:
+    session = ScriptedSession(where=hits_of(4))
+    manager, line = begun(session), line_of(4)
+    for _ in range(3):
+        assert [prefix_scan(manager, own(number), line[number]) for number in range(4)] == [4] * 4
+        busy(manager)
+        end(manager)
+        assert [asked.request for asked in session.steps[-1].ahead] == [1]
+    assert (len(session.lookups), session.taken) == (4, 2)
+
+
+def test_a_promised_load_is_leased_when_it_begins() -> None:
+    session = ScriptedSession(where=hits_of(2))
+    manager, line = begun(session), line_of(2)
+    assert [prefix_scan(manager, own(number), line[number]) for number in range(2)] == [4, 4]
+    busy(manager)
+    end(manager)
+    session.where |= {own(1)[3]: 0}
+    assert [prefix_scan(manager, own(number), line[number]) for number in range(2)] == [4, 4]
+    assert (len(session.lookups), session.taken) == (2, 1)
+    # It has become less, but all that vLLM wants is there.
+    spec = manager.prepare_load(own(1)[1:3], line[1])
+    assert isinstance(spec, TerraceLoadStoreSpec)
+    assert (len(session.lookups), spec.block_ids.tolist()) == (3, [101, 102])
+    end(manager, "request 1")
+    (lease,) = session.steps[-1].leases
+    assert (lease.lease, lease.job, indices(lease.load)) == (session.leases - 1, spec.job, [1, 2])
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_promise_that_is_not_kept_costs_the_load_and_there_are_none_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    session = ScriptedSession(where=hits_of(3))
+    manager, line = begun(session), line_of(3)
+    for number in range(3):
+        assert prefix_scan(manager, own(number), line[number]) == 4
+    busy(manager)
+    end(manager)
+    assert prefix_scan(manager, own(1), line[1]) == 4
+    session.slow = slow
+    if not slow:
+        del session.where[own(1)[2]]
+    spec = manager.prepare_load(own(1), line[1])
+    assert isinstance(spec, TerraceLoadStoreSpec)
+    assert (spec.job, manager._stats.loads_outdated, manager._stats.loads_void) == (0, 1, 0)
+    end(manager)
+    session.slow = False
+    assert session.steps[-1].leases == []
+    assert prefix_scan(manager, own(1), line[1]) == 0, "vLLM is to compute it"
+    asked = len(session.lookups)
+    assert prefix_scan(manager, own(2), line[2]) == 4
+    assert len(session.lookups) == asked + 1
+    busy(manager)
+    end(manager)
+    session.ahead.clear()
+    monkeypatch.setattr(manager._line, "_trusts_from", 0.0)
+    manager._line._ahead.clear()
+    assert prefix_scan(manager, own(2), line[2]) == 4
+    assert len(session.lookups) == asked + 1
+
+
+def test_there_is_no_promise_while_the_daemon_is_slow() -> None:
+    session = ScriptedSession(where=hits_of(2))
+    manager, line = begun(session), line_of(2)
+    assert [prefix_scan(manager, own(number), line[number]) for number in range(2)] == [4, 4]
+    busy(manager)
+    end(manager)
+    session.state, session.slow = "stalled", True
+    assert prefix_scan(manager, own(1), line[1]) is None
+
+
+def test_where_steps_are_long_all_that_waits_is_asked_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ScriptedSession(where=hits_of(3))
+    manager, line = begun(session), line_of(3)
+    for number in range(3):
+        assert prefix_scan(manager, own(number), line[number]) == 4
+    manager._line._stepped_at -= 3601.0
+    busy(manager)
+    end(manager)
+    assert [asked.request for asked in session.steps[-1].ahead] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["finished", "not asked", "scheduled", "loaded by another", "reset"])
 def test_a_lease_that_nobody_wants_is_ended(how: str) -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS, hit()) | hits_of(1))
     manager, context, other = begun(session), request_of(*KEYS), request_of(*own(0), name="other")
@@ -152,21 +303,33 @@ def test_a_lease_that_nobody_wants_is_ended(how: str) -> None:
     elif how == "scheduled":
         assert prefix_scan(manager, KEYS, context) == 8
     elif how == "loaded by another":
+        assert prefix_scan(manager, KEYS, context) == 8
         assert prefix_scan(manager, own(0), other) == 4
         manager.prepare_load(own(0), other)
     elif how == "reset":
         manager.reset_cache()
-    elif how == "not taken":
-        assert prefix_scan(manager, KEYS, context) == 8
-        session.look_ahead(LookAhead(1, 1, [(0, WIRE)]))
     end(manager, *(["request"] if how == "scheduled" else []))
     assert len(session.steps) == 1
     assert session.lookups and all(lease.lease != 1001 for lease in session.steps[0].leases)
-    session.steps.clear()
-    if how != "finished":
-        asked = len(session.lookups) + session.taken
+    assert len(session.steps[0].ahead) == (how == "loaded by another")
+    if how == "reset":
+        asked = len(session.lookups)
         assert prefix_scan(manager, KEYS, context) == 8
-        assert len(session.lookups) + session.taken == asked + 1, "what was held is void"
+        assert len(session.lookups) == asked + 1, "what was known is void"
+
+
+def test_a_request_that_is_asked_for_after_its_load_hears_soon_how_that_ended() -> None:
+    session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
+    manager, context = begun(session), request_of(*KEYS)
+    assert prefix_scan(manager, KEYS, context) == 8
+    spec = manager.prepare_load(KEYS, context)
+    assert isinstance(spec, TerraceLoadStoreSpec)
+    end(manager)
+    assert prefix_scan(manager, KEYS, context) == 8
+    session.replies = [reply(jobs=[JobOutcome(spec.job, False)])]
+    end(manager)
+    assert len(session.steps) == 2
+    assert prefix_scan(manager, KEYS, context) == 0
 
 
 @pytest.mark.parametrize("change", ["epoch", "away"])
@@ -180,14 +343,17 @@ def test_nothing_holds_over_a_lost_connection(change: str) -> None:
     assert prefix_scan(manager, KEYS, context) == 3
 
 
-def test_vllm_going_through_its_queue_is_foreseen() -> None:
+def test_vllm_going_through_its_queue_is_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ScriptedSession(where=hits_of(5))
     manager, line = begun(session), line_of(5)
     for number, context in enumerate(line):
         assert prefix_scan(manager, own(number), context) == 4
     assert len(session.lookups) == 5
     manager.on_request_finished(line[3])
+    busy(manager)
     end(manager)
+    # Promises that are too old.
+    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
     session.lookups.clear()
     taken = session.taken
     assert prefix_scan(manager, own(0), line[0]) == 4
@@ -199,13 +365,14 @@ def test_vllm_going_through_its_queue_is_foreseen() -> None:
     assert session.untaken == 0, "nothing is asked for that is finished or scheduled"
 
 
-def test_a_request_that_runs_is_not_foreseen() -> None:
+def test_a_request_that_runs_is_not_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ScriptedSession(where=hits_of(2))
     manager, line = begun(session), line_of(2)
     for number, context in enumerate(line):
         assert prefix_scan(manager, own(number), context) == 4
+    busy(manager)
     end(manager)
-    session.ahead.clear()
+    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
     manager.prepare_store(own(1), line[1])
     assert prefix_scan(manager, own(0), line[0]) == 4
     manager.prepare_load(own(0), line[0])
@@ -213,6 +380,8 @@ def test_a_request_that_runs_is_not_foreseen() -> None:
 
 
 def test_what_is_asked_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
+
     def asked_ahead() -> list[int]:
         session = ScriptedSession(where=hits_of(6), slots=8 * 12)
         for number in range(6):
@@ -224,14 +393,15 @@ def test_what_is_asked_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         return [asked.request for asked in session.steps[-1].ahead]
 
     assert asked_ahead() == [1, 2, 3, 4], "three slots each of an eighth of the pool"
-    monkeypatch.setattr(manager_module, "MOST_AHEAD_BYTES", 3 * 4 * 36)
+    monkeypatch.setattr(line_module, "MOST_AHEAD_BYTES", 3 * 4 * 36)
     assert asked_ahead() == [1, 2, 3]
-    monkeypatch.setattr(manager_module, "MOST_AHEAD", 2)
+    monkeypatch.setattr(line_module, "MOST_WAITING", 2)
     assert asked_ahead() == [1, 2]
 
 
-def test_who_lacks_room_goes_before_what_is_asked_ahead() -> None:
+def test_who_lacks_room_goes_before_what_is_asked_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else slots that are leased for others would keep it waiting in each step."""
+    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
     session = ScriptedSession(where=hits_of(3) | {own(1)[1]: RETRY, own(0)[3]: 0, own(2)[3]: 0})
     manager, line = begun(session), line_of(3)
     for number, context in enumerate(line):
