@@ -11,6 +11,7 @@ from terrace_kv.ahead import LookAhead
 from terrace_kv.protocol import JobOutcome
 from terrace_kv.vllm import line as line_module
 from terrace_kv.vllm.manager import TerraceManager
+from terrace_kv.vllm.requests import Group
 from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
 
 KEYS = [key(number) for number in range(8)]
@@ -88,18 +89,18 @@ def test_more_keys_than_were_asked_ahead_are_asked_for() -> None:
     assert [asked for _, _, asked in session.lookups] == [[(0, KEYS[2:])], [(0, KEYS[1:])]]
 
 
-@pytest.mark.parametrize("how", ["leased", "asked ahead", "promised"])
+@pytest.mark.parametrize("how", ["leased", "asked ahead"])
 def test_what_this_engine_has_stored_meanwhile_is_seen(how: str) -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
     manager, context, other = begun(session), request_of(*KEYS), request_of(*KEYS, name="other")
     assert prefix_scan(manager, KEYS, context) == 5
-    end_as(manager, session, how)
+    end_as(manager, how)
     where, session.where = session.where, session.where | dict.fromkeys(KEYS[5:7], hit())
     manager.complete_store(KEYS[6:7], other)
     manager.complete_store(KEYS[5:6], other, success=False)
     assert prefix_scan(manager, KEYS, context) == 5, "what is missing first was not stored by this engine"
     session.where = where
-    end_as(manager, session, how)
+    end_as(manager, how)
     session.where |= dict.fromkeys(KEYS[5:7], hit())
     manager.complete_store(KEYS[5:7], other)
     asked = len(session.lookups)
@@ -109,14 +110,11 @@ def test_what_this_engine_has_stored_meanwhile_is_seen(how: str) -> None:
         end(manager)
 
 
-def end_as(manager: TerraceManager, session: ScriptedSession, how: str) -> None:
-    """The end of a step behind which what waits is leased, asked ahead or neither."""
+def end_as(manager: TerraceManager, how: str) -> None:
+    """The end of a step behind which what waits is leased or asked ahead."""
     if how != "leased":
         busy(manager)
     end(manager)
-    if how == "promised":
-        session.ahead.clear()
-        manager._line._ahead.clear()
 
 
 def test_stored_keys_of_a_window_are_seen_wherever_they_lie() -> None:
@@ -129,22 +127,8 @@ def test_stored_keys_of_a_window_are_seen_wherever_they_lie() -> None:
     assert window_scan(manager, KEYS, 2, context) == 8
 
 
-def test_what_is_stored_is_remembered_as_long_as_an_answer_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
-    manager, context, other = begun(session), request_of(*KEYS), request_of(*KEYS, name="other")
-    manager.complete_store(KEYS[:1], other)
-    assert not manager._line._stored, "nobody waits"
-    assert prefix_scan(manager, KEYS, context) == 5
-    end(manager)
-    manager.complete_store(KEYS, other)
-    assert len(manager._line._stored) == 8
-    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
-    end(manager)
-    assert not manager._line._stored
-
-
 @pytest.mark.parametrize("found", [8, 5])
-def test_leases_go_on_from_step_to_step_whatever_is_there(found: int) -> None:
+def test_leases_go_on_from_step_to_step_whatever_is_there(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS[:found], hit()))
     manager, context, over = begun(session), request_of(*KEYS), request_of(name="over")
     for _ in range(5):
@@ -160,6 +144,9 @@ def test_leases_go_on_from_step_to_step_whatever_is_there(found: int) -> None:
     assert (len(session.lookups), len(session.steps)) == (1, 1)
     (lease,) = session.steps[0].leases
     assert (lease.lease, indices(lease.load)) == (session.leases, list(range(1, found)))
+    end(manager)
+    assert len(session.steps) == 1
+    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
     end(manager)
     assert len(session.steps) == 2, "a load is on its way: the daemon says how it ended"
     session.replies = [reply(jobs=[JobOutcome(spec.job, True)])]
@@ -202,93 +189,6 @@ def test_an_answer_is_not_good_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
         assert prefix_scan(manager, KEYS, context) == 8
         end(manager)
     assert (len(session.lookups), session.taken, len(session.steps)) == (1, 2, 3)
-    session.ahead.clear()
-    manager._line._ahead.clear()
-    assert prefix_scan(manager, KEYS, context) == 8
-    assert len(session.lookups) == 2, "without a lease for no longer"
-
-
-def test_only_the_first_in_line_is_asked_ahead_and_the_others_have_promises() -> None:
-    session = ScriptedSession(where=hits_of(4))
-    manager, line = begun(session), line_of(4)
-    for _ in range(3):
-        assert [prefix_scan(manager, own(number), line[number]) for number in range(4)] == [4] * 4
-        busy(manager)
-        end(manager)
-        assert [asked.request for asked in session.steps[-1].ahead] == [1]
-    assert (len(session.lookups), session.taken) == (4, 2)
-
-
-def test_a_promised_load_is_leased_when_it_begins() -> None:
-    session = ScriptedSession(where=hits_of(2))
-    manager, line = begun(session), line_of(2)
-    assert [prefix_scan(manager, own(number), line[number]) for number in range(2)] == [4, 4]
-    busy(manager)
-    end(manager)
-    session.where |= {own(1)[3]: 0}
-    assert [prefix_scan(manager, own(number), line[number]) for number in range(2)] == [4, 4]
-    assert (len(session.lookups), session.taken) == (2, 1)
-    # It has become less, but all that vLLM wants is there.
-    spec = manager.prepare_load(own(1)[1:3], line[1])
-    assert isinstance(spec, TerraceLoadStoreSpec)
-    assert (len(session.lookups), spec.block_ids.tolist()) == (3, [101, 102])
-    end(manager, "request 1")
-    (lease,) = session.steps[-1].leases
-    assert (lease.lease, lease.job, indices(lease.load)) == (session.leases - 1, spec.job, [1, 2])
-
-
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_promise_that_is_not_kept_costs_the_load_and_there_are_none_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, slow: bool
-) -> None:
-    session = ScriptedSession(where=hits_of(3))
-    manager, line = begun(session), line_of(3)
-    for number in range(3):
-        assert prefix_scan(manager, own(number), line[number]) == 4
-    busy(manager)
-    end(manager)
-    assert prefix_scan(manager, own(1), line[1]) == 4
-    session.slow = slow
-    if not slow:
-        del session.where[own(1)[2]]
-    spec = manager.prepare_load(own(1), line[1])
-    assert isinstance(spec, TerraceLoadStoreSpec)
-    assert (spec.job, manager._stats.loads_outdated, manager._stats.loads_void) == (0, 1, 0)
-    end(manager)
-    session.slow = False
-    assert session.steps[-1].leases == []
-    assert prefix_scan(manager, own(1), line[1]) == 0, "vLLM is to compute it"
-    asked = len(session.lookups)
-    assert prefix_scan(manager, own(2), line[2]) == 4
-    assert len(session.lookups) == asked + 1
-    busy(manager)
-    end(manager)
-    session.ahead.clear()
-    monkeypatch.setattr(manager._line, "_trusts_from", 0.0)
-    manager._line._ahead.clear()
-    assert prefix_scan(manager, own(2), line[2]) == 4
-    assert len(session.lookups) == asked + 1
-
-
-def test_there_is_no_promise_while_the_daemon_is_slow() -> None:
-    session = ScriptedSession(where=hits_of(2))
-    manager, line = begun(session), line_of(2)
-    assert [prefix_scan(manager, own(number), line[number]) for number in range(2)] == [4, 4]
-    busy(manager)
-    end(manager)
-    session.state, session.slow = "stalled", True
-    assert prefix_scan(manager, own(1), line[1]) is None
-
-
-def test_where_steps_are_long_all_that_waits_is_asked_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = ScriptedSession(where=hits_of(3))
-    manager, line = begun(session), line_of(3)
-    for number in range(3):
-        assert prefix_scan(manager, own(number), line[number]) == 4
-    manager._line._stepped_at -= 3601.0
-    busy(manager)
-    end(manager)
-    assert [asked.request for asked in session.steps[-1].ahead] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("how", ["finished", "not asked", "scheduled", "loaded by another", "reset"])
@@ -318,6 +218,70 @@ def test_a_lease_that_nobody_wants_is_ended(how: str) -> None:
         assert len(session.lookups) == asked + 1, "what was known is void"
 
 
+def sharing() -> tuple[ScriptedSession, TerraceManager, list[ReqContext]]:
+    """Three requests with the same two first chunks, of which the last one has been answered in an earlier step."""
+    session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
+    manager = TerraceManager(session, [Group(0, 16, True)], key_bytes=36, block_bytes=4096, loads_once=True)
+    end(manager)
+    session.steps.clear()
+    line = [request_of(*KEYS[:2], key(100 + number), name=f"request {number}") for number in range(3)]
+    for context in line:
+        manager.on_new_request(context)
+    assert prefix_scan(manager, KEYS[:2], line[2]) == 2
+    end(manager)
+    return session, manager, line
+
+
+def test_what_vllm_defers_for_anothers_load_is_deferred_before_it_is_asked() -> None:
+    session, manager, line = sharing()
+    assert prefix_scan(manager, KEYS[:2], line[0]) == 2
+    manager.prepare_load(KEYS[:2], line[0])
+    asked = len(session.lookups)
+    assert prefix_scan(manager, KEYS[:2], line[1]) == 2, "its first question: what is in a tier is to come"
+    assert prefix_scan(manager, KEYS[:2], line[2]) is None
+    assert (len(session.lookups), session.steps) == (asked + 1, [])
+    end(manager)
+    assert [asked.request for asked in session.steps[0].ahead] == [2]
+    for _ in range(3):
+        assert prefix_scan(manager, KEYS[:2], line[1]) is None
+        assert prefix_scan(manager, KEYS[:2], line[2]) is None
+        end(manager)
+    assert (len(session.lookups), session.taken, len(session.steps)) == (asked + 1, 0, 1)
+    manager.complete_load(set(KEYS[:2]), line[0])
+    assert prefix_scan(manager, KEYS[:2], line[1]) == 2
+    assert (len(session.lookups), session.taken) == (asked + 1, 1)
+
+
+def test_the_first_that_is_deferred_is_asked_ahead() -> None:
+    session, manager, line = sharing()
+    assert prefix_scan(manager, KEYS[:2], line[0]) == 2
+    manager.prepare_load(KEYS[:2], line[0])
+    assert prefix_scan(manager, KEYS[:2], line[2]) is None
+    end(manager)
+    assert [asked.request for asked in session.steps[0].ahead] == [3]
+
+
+@pytest.mark.parametrize("how", ["another chunk", "not there", "not once", "reset"])
+def test_what_vllm_would_not_defer_is_answered(how: str) -> None:
+    session, manager, line = sharing()
+    if how == "not once":
+        manager._loads_once = False
+    assert prefix_scan(manager, KEYS[:2], line[0]) == 2
+    manager.prepare_load(KEYS[1:2] if how == "another chunk" else KEYS[:2], line[0])
+    if how == "not there":
+        session.where.clear()
+        manager._line.let_go()
+        end(manager)
+        assert prefix_scan(manager, [KEYS[2]], line[2]) == 0
+        end(manager)
+        manager._loading.add(KEYS[2])
+        assert prefix_scan(manager, [KEYS[2]], line[2]) == 0
+        return
+    if how == "reset":
+        manager.reset_cache()
+    assert prefix_scan(manager, KEYS[:2], line[2]) == 2
+
+
 def test_a_request_that_is_asked_for_after_its_load_hears_soon_how_that_ended() -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
     manager, context = begun(session), request_of(*KEYS)
@@ -343,7 +307,7 @@ def test_nothing_holds_over_a_lost_connection(change: str) -> None:
     assert prefix_scan(manager, KEYS, context) == 3
 
 
-def test_vllm_going_through_its_queue_is_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_going_through_its_queue_is_foreseen() -> None:
     session = ScriptedSession(where=hits_of(5))
     manager, line = begun(session), line_of(5)
     for number, context in enumerate(line):
@@ -352,8 +316,8 @@ def test_vllm_going_through_its_queue_is_foreseen(monkeypatch: pytest.MonkeyPatc
     manager.on_request_finished(line[3])
     busy(manager)
     end(manager)
-    # Promises that are too old.
-    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
+    session.ahead.clear()
+    manager._line.let_go()
     session.lookups.clear()
     taken = session.taken
     assert prefix_scan(manager, own(0), line[0]) == 4
@@ -361,18 +325,19 @@ def test_vllm_going_through_its_queue_is_foreseen(monkeypatch: pytest.MonkeyPatc
     for number in (1, 2, 4):
         assert prefix_scan(manager, own(number), line[number]) == 4
         manager.prepare_load(own(number), line[number])
-    assert (session.lookups, session.taken - taken) == ([], 4)
+    assert (len(session.lookups), session.taken - taken) == (1, 3)
     assert session.untaken == 0, "nothing is asked for that is finished or scheduled"
 
 
-def test_a_request_that_runs_is_not_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_runs_is_not_foreseen() -> None:
     session = ScriptedSession(where=hits_of(2))
     manager, line = begun(session), line_of(2)
     for number, context in enumerate(line):
         assert prefix_scan(manager, own(number), context) == 4
     busy(manager)
     end(manager)
-    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
+    session.ahead.clear()
+    manager._line.let_go()
     manager.prepare_store(own(1), line[1])
     assert prefix_scan(manager, own(0), line[0]) == 4
     manager.prepare_load(own(0), line[0])

@@ -1,14 +1,8 @@
-"""Requests that have their answer and wait to be scheduled, and how long that answer is good.
+"""Requests that have their answer and wait to be scheduled, and the leases under which that answer stays true.
 
-vLLM asks for them again, in each step for the first of them and now and then for all. An answer is used again
-
-- while its lease lasts: its hits are readable. Leases end with the end of a step that is told to the daemon, so nothing
-  is told that can wait (`may_wait`);
-- for `HOLDS_S` without a lease, as a promise: it is likely, and it is made sure of when a load is to begin. A promise
-  that was not kept costs a request its load, so for a while none is given then.
-
-What is missing in an answer and was stored by this engine since makes it useless. What others have stored since is not
-seen.
+vLLM asks for the first of them again in each step. Leases end when the daemon is told the end of a step, so while
+requests wait, what can wait is not told (`may_wait`): then leases go on and answers are used again. What was stored by
+this engine since makes an answer useless that lacks it; what others have stored since is not seen.
 """
 
 from __future__ import annotations
@@ -23,11 +17,8 @@ from ..ahead import LookAhead
 if TYPE_CHECKING:
     from .requests import Asked, RequestState
 
-#: How long leases go on, and how long an answer is good without one. It bounds how late the reset of another engine is
-#: seen.
+#: How long leases go on. It bounds how late is seen what other engines have stored, and that they have reset the cache.
 HOLDS_S = 0.05
-#: How long every answer is to be leased after one that was not, and did not hold.
-DISTRUST_S = 5.0
 #: Requests whose answers are remembered.
 MOST_WAITING = 64
 #: Bytes of keys that are asked ahead at the end of a step: what a socket takes at once, for stores are asked for right
@@ -51,11 +42,7 @@ class Line:
         # A lease that nobody wants is to be ended.
         self._unwanted = False
         self._told_at = 0.0
-        # The end of the last step, and whether that was as long ago as a promise lasts.
-        self._stepped_at = 0.0
-        self._long_steps = False
-        self._trusts_from = 0.0
-        # What this engine has stored while requests waited, and when; the oldest first.
+        # What this engine has stored since, while requests waited, and when.
         self._stored: dict[OffloadKey, float] = {}
 
     # Answers.
@@ -70,29 +57,17 @@ class Line:
             self._leased.add(asked.answer.lease)
 
     def is_leased(self, asked: Asked) -> bool:
-        """Whether the hits of an answer of this connection are readable."""
+        """Whether an answer of this connection is still true, as to its hits."""
         return asked.answer.lease in self._leased
-
-    def is_good(self, state: RequestState, asked: Asked, now: float) -> bool:
-        """Whether a request's answer may be used again. It is of this connection, and the daemon is not slow."""
-        return self.is_leased(asked) or (
-            state.number not in self._ahead and now - asked.at < HOLDS_S and now >= self._trusts_from
-        )
 
     def lacks(self, asked: Asked) -> bool:
         """Whether the answer would be another one for what this engine has stored since."""
         return bool(self._stored) and asked.lacks(self._stored)
 
-    def broke(self, now: float) -> None:
-        """A load could not begin, for its answer was not leased and did not hold."""
-        self._trusts_from = now + DISTRUST_S
-
     def stored(self, keys: Iterable[OffloadKey], now: float) -> None:
         """This engine has stored these keys."""
         if self._waiting:
-            for key in keys:
-                self._stored.pop(key, None)
-                self._stored[key] = now
+            self._stored.update(dict.fromkeys(keys, now))
 
     # Who waits.
 
@@ -108,43 +83,41 @@ class Line:
         """It was scheduled, or is over, or has no answer any more."""
         self._waiting.pop(state.number, None)
 
-    def behind(self, state: RequestState, now: float) -> LookAhead | None:
+    def behind(self, state: RequestState) -> LookAhead | None:
         """The next in line, if it has to be asked for again."""
         for other in self._waiting.values():
             if other.number > state.number and (held := other.held) is not None:
-                if other.number in self._ahead or self.is_good(other, held, now):
+                if other.number in self._ahead or self.is_leased(held):
                     return None
                 return self._look_ahead(other, held)
         return None
 
     # The ends of steps.
 
-    def step(self, now: float) -> None:
-        """A step ends."""
-        self._long_steps = now - self._stepped_at >= HOLDS_S
-        self._stepped_at = now
+    def is_time(self, now: float) -> bool:
+        """Whether the daemon was told nothing for as long as leases go on."""
+        return now - self._told_at >= HOLDS_S
 
     def may_wait(self, waiting: bool, slots: int, now: float) -> bool:
         """Whether the leases may go on, in a pool of so many slots: requests wait, and it is not for long, and not for
         much."""
         if not waiting:
             return not (self._leased or self._ahead or self._unwanted)
-        return not self._unwanted and now - self._told_at < HOLDS_S and self._slots <= slots // LEASED_SLOTS
+        return not self._unwanted and not self.is_time(now) and self._slots <= slots // LEASED_SLOTS
 
     def told(self, waiting: Sequence[tuple[RequestState, Asked]], slots: int, now: float) -> list[LookAhead]:
-        """The daemon is told the end of a step, which ends all leases. What is asked ahead right behind it: the first
-        in line, and where steps are long, so that promises would not last, as much as is good for others."""
+        """The daemon is told the end of a step, which ends all leases. What is asked ahead right behind it, in a pool of
+        so many slots: of what waits as much as is good for others."""
         self._told_at = now
-        self.let_go()
         self._unwanted = False
-        while self._stored and (oldest := next(iter(self._stored.items())))[1] < now - HOLDS_S:
-            del self._stored[oldest[0]]
+        self._stored.clear()
+        self.let_go()
         slots, key_bytes = slots // LEASED_SLOTS, MOST_AHEAD_BYTES
         ahead: list[LookAhead] = []
         for state, asked in waiting:
             slots -= len(asked.answer.slots)
             key_bytes -= asked.question.key_bytes
-            if slots < 0 or key_bytes < 0 or (ahead and not self._long_steps and self.is_good(state, asked, now)):
+            if slots < 0 or key_bytes < 0:
                 break
             ahead.append(self._look_ahead(state, asked))
         return ahead

@@ -41,7 +41,7 @@ from ..ahead import LookAhead
 from ..answers import LookupAnswer, StoreAnswer, all_missed
 from ..protocol import ANSWER_MASK, ORIGIN_SHIFT, WANT_EVENTS, WANT_STATS, Answer, EndStepReply, LeaseEnd, TierInfo
 from ..session import next_job
-from .compat import NO_LOCK
+from .compat import NO_LOCK, engine_configs
 from .events import LOCALITIES, MEDIA, MOST_BATCHES, offloading_events
 from .line import Line
 from .requests import Asked, Group, Question, RequestState
@@ -123,8 +123,11 @@ class TerraceManager(OffloadingManager):
         block_bytes: int,
         events: bool = False,
         about: str = "",
+        loads_once: bool | None = None,
     ) -> None:
-        """`groups` in vLLM's order; `events` whether vLLM publishes KV events; `about` what `config_info` says."""
+        """`groups` in vLLM's order; `events` whether vLLM publishes KV events; `about` what `config_info` says;
+        `loads_once` whether vLLM defers a request while another one loads its first chunk: None asks vLLM's
+        configuration."""
         self._session = session
         self._groups = tuple(groups)
         self._place = {group.index: at for at, group in enumerate(groups)}
@@ -135,6 +138,11 @@ class TerraceManager(OffloadingManager):
         self._touched_states: list[RequestState] = []
         # Requests that have an answer and wait to be scheduled.
         self._line = Line()
+        # Chunks that are being loaded, where vLLM defers other requests that want them.
+        self._loads_once = _loads_once(self._groups) if loads_once is None else loads_once
+        self._loading: set[OffloadKey] = set()
+        # The first request of this step that has its answer and is deferred for what another one loads.
+        self._deferred: tuple[RequestState, Asked] | None = None
         # Whether the end of this step is to be told in any case.
         self._urgent = False
         self._finished: list[int] = []
@@ -172,7 +180,7 @@ class TerraceManager(OffloadingManager):
         asked = state.asked
         if asked is None or key not in asked.question.index:
             now = time.monotonic()
-            if asked is None and now < state.not_before:
+            if asked is None and (now < state.not_before or (self._loading and self._will_defer(key, state))):
                 return self._still_waiting(key, state)
             asked = self._ask(key, req_context, state)
             if asked is None:
@@ -195,19 +203,29 @@ class TerraceManager(OffloadingManager):
             asked.unready = True
         return result
 
+    def _will_defer(self, key: OffloadKey, state: RequestState) -> bool:
+        """Whether vLLM will defer the request whatever it is told: its first chunk is there, and on its way to the GPU
+        for another one."""
+        held = state.held
+        return held is not None and (
+            bool(state.first_asked) or (key in self._loading and held.ready.get(key) is LookupResult.HIT)
+        )
+
     def _still_waiting(self, key: OffloadKey, state: RequestState) -> LookupResult:
         """vLLM is to defer the request once more, with as few questions as possible."""
         if not state.first_asked:
             self._touched_states.append(state)
+            if state.held is not None:
+                self._deferred = self._deferred or (state, state.held)
         place = self._place.get(int.from_bytes(key[-4:], "big"), 0)
         if state.first_asked.setdefault(place, key) == key or not self._groups[place].prefix:
             return LookupResult.HIT_PENDING
         return LookupResult.MISS
 
     def _ask(self, key: OffloadKey, req_context: ReqContext, state: RequestState) -> Asked | None:
-        """An answer that is still good, or what was asked ahead, or one round trip. None: the daemon is slow, ask
+        """An answer that is still leased, or what was asked ahead, or one round trip. None: the daemon is slow, ask
         again."""
-        line, now = self._line, time.monotonic()
+        line = self._line
         # Its load has ended, or it would not be asked for: if that failed, it is to be heard of soon.
         self._urgent |= bool(state.loading)
         held, state.held = state.held, None
@@ -215,11 +233,7 @@ class TerraceManager(OffloadingManager):
             held = None
         self._restrict(state, req_context)
         asked: Asked | None
-        if (
-            held is not None
-            and line.is_good(state, held, now)
-            and (line.is_leased(held) or self._session.state == "ready")
-        ):
+        if held is not None and line.is_leased(held):
             asked = held
             self._answer_is(state, held)
         else:
@@ -227,12 +241,12 @@ class TerraceManager(OffloadingManager):
         if asked is not None and line.lacks(asked):
             asked = self._answered(state, asked.question, fresh=True)
         if asked is not None and len(self._touched_states) > 1:
-            self._foresee(state, now)
+            self._foresee(state)
         return asked
 
-    def _foresee(self, state: RequestState, now: float) -> None:
+    def _foresee(self, state: RequestState) -> None:
         """vLLM goes through its queue: it will ask for the next in line at once."""
-        if (ahead := self._line.behind(state, now)) is not None:
+        if (ahead := self._line.behind(state)) is not None:
             self._session.look_ahead(ahead)
 
     def _question(self, key: OffloadKey, req_context: ReqContext, state: RequestState) -> Question:
@@ -322,18 +336,16 @@ class TerraceManager(OffloadingManager):
 
     @override
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
-        """A load of keys that this step's lookup found: their slots came with the answer, and are leased. If they are
-        not, it takes a round trip to lease them."""
+        """A load of keys that this step's lookup found. Local: their slots came with the answer, and are leased."""
         state = self._state(req_context)
-        asked, wanted = self._leased(state), list(keys)
-        found = asked.slots_of(wanted) if asked is not None else None
+        asked, wanted = state.asked, list(keys)
+        if self._loads_once:
+            self._loading.update(wanted)
+        found = asked.slots_of(wanted) if asked is not None and asked.answer.epoch == self._session.epoch else None
         if asked is None or found is None:
-            # The worker does not copy, and vLLM computes the blocks again.
-            if state.asked is None or state.asked.answer.epoch != self._session.epoch:
-                self._stats.loads_void += 1
-            else:
-                self._stats.loads_outdated += 1
-                self._line.broke(time.monotonic())
+            # The connection broke in the middle of the step. The worker does not copy, and vLLM computes the blocks
+            # again.
+            self._stats.loads_void += 1
             state.loads_nothing = bool(wanted)
             return TerraceLoadStoreSpec(0, 0, (), state.name)
         indices, slots, origins = found
@@ -349,15 +361,8 @@ class TerraceManager(OffloadingManager):
         self._step_loads[asked.job] = spec
         self._loads[asked.job] = state
         state.loading = asked.job
-        self._foresee(state, time.monotonic())
+        self._foresee(state)
         return spec
-
-    def _leased(self, state: RequestState) -> Asked | None:
-        """The request's answer of this step, leased; None: there is none of this connection, or the daemon is slow."""
-        asked = state.asked
-        if asked is None or asked.answer.epoch != self._session.epoch:
-            return None
-        return asked if self._line.is_leased(asked) else self._answered(state, asked.question)
 
     @override
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
@@ -393,6 +398,11 @@ class TerraceManager(OffloadingManager):
     # What ends. Workers report to the daemon themselves, so `complete_load` and `complete_store` tell it nothing.
 
     @override
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """vLLM has these keys on the GPU, or knows that they have to be computed."""
+        self._loading.difference_update(keys)
+
+    @override
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """Answers of before do not know of these keys."""
         if success:
@@ -417,13 +427,15 @@ class TerraceManager(OffloadingManager):
         if self._reset_pending and self._session.reset():
             self._reset_pending = False
         now, line = time.monotonic(), self._line
-        line.step(now)
         leases, waiting = self._leases(context.new_req_ids, now)
+        deferred, self._deferred = self._deferred, None
+        if not waiting and deferred is not None:
+            waiting = [deferred]
         want = WANT_EVENTS if self._events is not None else 0
         if now - self._stats_at >= STATS_EVERY_S:
             want |= WANT_STATS
         if not (leases or self._touched or self._urgent) and self._may_wait(waiting, want, now):
-            if self._waits and (reply := self._session.poll()) is not None:
+            if (self._waits or self._loads) and (reply := self._session.poll()) is not None:
                 self._take(reply)
             return
         self._urgent = False
@@ -443,7 +455,8 @@ class TerraceManager(OffloadingManager):
         """Whether what there is to tell, if anything, can be told later, so that leases go on."""
         if not self._line.may_wait(bool(waiting), self._session.slots, now):
             return False
-        return bool(waiting) or not (self._finished or want or self._loads)
+        # A load that failed is to be known before its request is tried again, and that says so.
+        return bool(waiting) or not (self._finished or want or (self._loads and self._line.is_time(now)))
 
     def _leases(
         self, started: Collection[str], now: float
@@ -557,7 +570,9 @@ class TerraceManager(OffloadingManager):
             state.asked = None
             state.ready = {}
         self._touched_states.clear()
+        self._deferred = None
         self._line.reset()
+        self._loading.clear()
         for state, _ in self._waits.values():
             state.waits_under = 0
             state.not_before = 0.0
@@ -599,3 +614,11 @@ class TerraceManager(OffloadingManager):
             return
         state.counted = True
         self._stats.resolved(state, asked)
+
+
+def _loads_once(groups: Sequence[Group]) -> bool:
+    """Whether this vLLM defers each request whose first chunk is being loaded, to find it on the GPU then. It does so
+    for what it would load, which with one group of full attention begins with the first chunk that it asks for."""
+    vllm_config, _ = engine_configs()
+    caches = vllm_config is not None and bool(vllm_config.cache_config.enable_prefix_caching)
+    return caches and len(groups) == 1 and groups[0].prefix

@@ -205,7 +205,7 @@ class RequestState:
         #: `asked.ready`.
         self.ready: dict[OffloadKey, LookupResult] = {}
         self.asked: Asked | None = None
-        #: While it waits to be scheduled: its last answer, which may be good for longer.
+        #: While it waits to be scheduled: its last answer.
         self.held: Asked | None = None
         #: Its load, if the daemon has not said how that ended; 0 for none.
         self.loading = 0

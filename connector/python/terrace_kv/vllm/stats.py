@@ -41,11 +41,6 @@ _OWN = (
     ("lookups_given_up", "Lookups that were misses because the daemon was slow.", "given_up"),
     ("stores_dropped", "Chunks that were not stored because the daemon was away or slow.", ""),
     ("loads_void", "Loads given up before any byte was copied, because the connection broke.", ""),
-    (
-        "loads_outdated",
-        "Loads given up before any byte was copied, because blocks were gone that had been there, or not in time.",
-        "",
-    ),
     ("loads_failed", "Loads that failed in a worker; their tokens were computed again.", ""),
     ("promotions_refused", "Chunks that were not brought from a tier, for want of room.", ""),
 )
@@ -95,7 +90,6 @@ class Statistics:
         self._block_bytes = block_bytes
         self.stores_dropped = 0
         self.loads_void = 0
-        self.loads_outdated = 0
         self.loads_failed = 0
         self.promotions_refused = 0
         self.events_lost = 0
