@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use terrace_kernels::CopyError;
 use terrace_kernels::cuda::{BUILT_IN_PTX, KERNEL_SOURCE, Nvrtc, Target};
 
+/// The matrix product of the device suite.
+const MATMUL_SOURCE: &str = include_str!("../src/bin/terrace-gpu-suite/matmul.cu");
+const MATMUL_PTX: &str = include_str!("../src/bin/terrace-gpu-suite/matmul.ptx");
+
 /// The library that a variable names. Without it the caller says so and does nothing.
 fn named(variable: &str) -> Option<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
@@ -14,8 +18,8 @@ fn named(variable: &str) -> Option<PathBuf> {
     path
 }
 
-fn ptx(nvrtc: &Nvrtc, capability: (u32, u32)) -> String {
-    let image = nvrtc.compile(KERNEL_SOURCE, Target::Ptx(capability.0, capability.1)).expect("PTX");
+fn ptx(nvrtc: &Nvrtc, source: &str, capability: (u32, u32)) -> String {
+    let image = nvrtc.compile(source, Target::Ptx(capability.0, capability.1)).expect("PTX");
     assert_eq!(image.last(), Some(&0), "the driver wants a zero byte at the end");
     String::from_utf8(image).expect("PTX is text").trim_end_matches('\0').to_owned()
 }
@@ -35,7 +39,7 @@ fn every_architecture_gets_wide_accesses() {
     let nvrtc = Nvrtc::open(Some(&path)).expect("the wheel's library");
     println!("NVRTC {:?}", nvrtc.version());
     for capability in [(8, 0), (9, 0), (10, 0)] {
-        let text = ptx(&nvrtc, capability);
+        let text = ptx(&nvrtc, KERNEL_SOURCE, capability);
         let (loads, stores) = (accesses(&text, "ld.global"), accesses(&text, "st.global"));
         let (wide_loads, wide_stores): (Vec<_>, Vec<_>) =
             (loads.iter().filter(is_wide).collect(), stores.iter().filter(is_wide).collect());
@@ -63,18 +67,32 @@ fn every_architecture_gets_wide_accesses() {
 fn the_built_in_ptx_is_of_this_source() {
     let Some(path) = named("TERRACE_NVRTC_EARLY") else { return };
     let nvrtc = Nvrtc::open(Some(&path)).expect("the wheel's library");
-    let text = ptx(&nvrtc, (8, 0));
-    if std::env::var_os("TERRACE_NVRTC_WRITE").is_some() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/gather.ptx");
-        std::fs::write(&file, &text).expect("a file of the tree");
-        println!("{} is written: build again", file.display());
-        return;
+    for (source, built_in, file) in [
+        (KERNEL_SOURCE, BUILT_IN_PTX, "src/cuda/gather.ptx"),
+        (MATMUL_SOURCE, MATMUL_PTX, "src/bin/terrace-gpu-suite/matmul.ptx"),
+    ] {
+        let text = ptx(&nvrtc, source, (8, 0));
+        if std::env::var_os("TERRACE_NVRTC_WRITE").is_some() {
+            let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+            std::fs::write(&file, &text).expect("a file of the tree");
+            println!("{} is written: build again", file.display());
+            continue;
+        }
+        assert!(text == built_in, "the source of {file} was changed: run tests/nvrtc/run --write");
+        println!("{file} is of its source: {}", text.lines().find(|line| line.starts_with(".version")).unwrap_or("?"));
     }
-    assert!(text == BUILT_IN_PTX, "gather.cu was changed: run tests/nvrtc/run --write");
-    println!(
-        "the built-in PTX is of this source: {}",
-        text.lines().find(|line| line.starts_with(".version")).unwrap_or("?")
-    );
+}
+
+#[test]
+fn the_matrix_product_uses_tensor_cores() {
+    let Some(path) = named("TERRACE_NVRTC") else { return };
+    let nvrtc = Nvrtc::open(Some(&path)).expect("the wheel's library");
+    for capability in [(8, 0), (9, 0), (10, 0)] {
+        let text = ptx(&nvrtc, MATMUL_SOURCE, capability);
+        let products = text.lines().filter(|line| line.contains("mma.sync.aligned.m16n8k16")).count();
+        assert!(products >= 32 && !text.contains(".local"), "{products} products in sm_{capability:?}");
+        nvrtc.compile(MATMUL_SOURCE, Target::Machine(capability.0, capability.1)).expect("machine code");
+    }
 }
 
 #[test]

@@ -200,6 +200,27 @@ pub trait Driver: Send + Sync + Debug {
         blocks: u32,
     ) -> Result<(), DriverError>;
 
+    /// Loads a kernel of the caller's, from PTX that ends with a zero byte: what tests let the model do. A device without multiprocessors
+    /// answers [`code::NOT_SUPPORTED`].
+    fn load_function(&self, image: &[u8], name: &std::ffi::CStr) -> Result<KernelHandle, DriverError> {
+        let _ = (image, name);
+        let text = "this device runs no kernels of others".to_owned();
+        Err(DriverError { call: "cuModuleLoadData", code: code::NOT_SUPPORTED, name: text })
+    }
+    /// Runs such a kernel on a grid of one dimension. It takes these arguments, each of 8 bytes.
+    unsafe fn launch_function(
+        &self,
+        kernel: KernelHandle,
+        stream: StreamHandle,
+        blocks: u32,
+        threads: u32,
+        arguments: &[u64],
+    ) -> Result<(), DriverError> {
+        let _ = (kernel, stream, blocks, threads, arguments);
+        let text = "this device runs no kernels of others".to_owned();
+        Err(DriverError { call: "cuLaunchKernel", code: code::NOT_SUPPORTED, name: text })
+    }
+
     /// Pins host memory and maps it for all devices of this process. The address of the first byte as the device sees it.
     unsafe fn register(&self, address: usize, len: usize) -> Result<u64, DriverError>;
     /// Ends a registration that no work uses.

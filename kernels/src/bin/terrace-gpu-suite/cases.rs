@@ -10,7 +10,7 @@ use super::Report;
 use super::rig::{Place, Rig};
 
 const POISON: u8 = 0xA5;
-const CHOICES: [(&str, PathChoice); 5] = [
+pub const CHOICES: [(&str, PathChoice); 5] = [
     ("auto", PathChoice::Auto),
     ("runs", PathChoice::Only(Path::Runs)),
     ("batch", PathChoice::Only(Path::Batch)),
@@ -86,7 +86,6 @@ pub fn run(driver: &Arc<dyn Driver>, bytes: usize, alignments: usize, report: &m
             if taken > 0 && stats.pageable_bytes > 0 { Ok(()) } else { Err(format!("{stats:?}")) }
         });
     }
-    report.case("out of memory is told, and nothing is lost by it", || out_of_memory(driver, bytes));
 }
 
 /// Runs of `len`, apart in both memories; targets never overlap.
@@ -250,15 +249,4 @@ fn behind_a_load(rig: &mut Rig) -> Result<(), String> {
         None => Ok(()),
         Some((at, byte)) => Err(format!("byte {at} is {byte}, not {}", right(at))),
     }
-}
-
-/// More than any device has is refused by name, and the device goes on.
-fn out_of_memory(driver: &Arc<dyn Driver>, bytes: usize) -> Result<(), String> {
-    match driver.allocate(1 << 46).map_err(CopyError::from) {
-        Err(CopyError::OutOfMemory(_)) => {}
-        Err(other) => return Err(format!("not told as out of memory: {other}")),
-        Ok(_) => return Err("64 TiB were given".to_owned()),
-    }
-    let mut rig = Rig::new(driver, PathChoice::Auto, bytes, true).map_err(|error| error.to_string())?;
-    check(&mut rig, &vec![3; bytes], Direction::DeviceToHost, &[Place { device: 0, host: 0, len: 5000 }])
 }

@@ -27,7 +27,7 @@ pub struct Place {
 }
 
 impl Rig {
-    /// `bytes` on either side, a multiple of 4 MiB; pieces of 2 MiB for `seams`, else one.
+    /// `bytes` on either side, a multiple of 4 MiB; pieces of 2 MiB for `seams` and nothing measured, else one piece.
     pub fn new(driver: &Arc<dyn Driver>, path: PathChoice, bytes: usize, seams: bool) -> Result<Self, CopyError> {
         let host = Arc::new(Arena::new(bytes)?);
         let pinned = bytes - bytes / 4;
@@ -39,7 +39,11 @@ impl Rig {
         if progress.bytes != pinned as u64 {
             return Err(CopyError::Failed(format!("only {progress:?} of {pinned} bytes are pinned")));
         }
-        let options = CudaOptions { path, calibrate_bytes: if seams { 0 } else { 64 << 20 }, ..CudaOptions::default() };
+        let options = CudaOptions {
+            path,
+            calibrate_bytes: if seams { 0 } else { bytes.min(64 << 20) },
+            ..CudaOptions::default()
+        };
         let mut engine = CudaCopyEngine::new(driver, vec![Arc::new(pins)], &options)?;
         let stream = driver.create_stream()?;
         let device = match driver.allocate(bytes) {

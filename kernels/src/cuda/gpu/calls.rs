@@ -238,13 +238,17 @@ impl Driver for Gpu {
     }
 
     fn load_kernel(&self, image: &[u8]) -> Result<KernelHandle, DriverError> {
+        self.load_function(image, kernel::NAME)
+    }
+
+    fn load_function(&self, image: &[u8], name: &std::ffi::CStr) -> Result<KernelHandle, DriverError> {
         self.within(|functions| {
             let mut module = std::ptr::null_mut();
             // SAFETY: machine code says its own length, PTX ends with zero: the contract of this function.
             self.check("cuModuleLoadData", unsafe { (functions.module_load)(&raw mut module, image.as_ptr().cast()) })?;
             let mut function = std::ptr::null_mut();
             // SAFETY: the module was loaded above; the name ends with zero.
-            let found = unsafe { (functions.module_function)(&raw mut function, module, kernel::NAME.as_ptr()) };
+            let found = unsafe { (functions.module_function)(&raw mut function, module, name.as_ptr()) };
             if let Err(error) = self.check("cuModuleGetFunction", found) {
                 // SAFETY: loaded above, used by nobody.
                 unsafe { (functions.module_unload)(module) };
@@ -269,20 +273,34 @@ impl Driver for Gpu {
         count: u32,
         blocks: u32,
     ) -> Result<(), DriverError> {
-        let (mut table, mut count) = (table, count);
-        let mut parameters: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
-        let function = kernel.function as usize as sys::CUfunction;
         // More warps than tiles would only end.
         let blocks = blocks.min(count.div_ceil(kernel::BLOCK_THREADS / 32)).max(1);
+        // The kernel's second parameter has 4 bytes: the lower half of the number, which stands first.
+        const { assert!(cfg!(target_endian = "little")) };
+        // SAFETY: the kernel takes an address and a number. Memory by the caller's promise.
+        unsafe { self.launch_function(kernel, stream, blocks, kernel::BLOCK_THREADS, &[table, count.into()]) }
+    }
+
+    unsafe fn launch_function(
+        &self,
+        kernel: KernelHandle,
+        stream: StreamHandle,
+        blocks: u32,
+        threads: u32,
+        arguments: &[u64],
+    ) -> Result<(), DriverError> {
+        let mut parameters: Vec<*mut c_void> =
+            arguments.iter().map(|argument| std::ptr::from_ref(argument).cast_mut().cast()).collect();
+        let function = kernel.function as usize as sys::CUfunction;
         self.within(|functions| {
-            // SAFETY: the kernel takes an address and a number; both are read during the call. Memory by the caller's promise.
+            // SAFETY: pointers to as many arguments as the kernel takes, which are read during the call, by the caller's promise.
             let result = unsafe {
                 (functions.launch)(
                     function,
                     blocks,
                     1,
                     1,
-                    kernel::BLOCK_THREADS,
+                    threads,
                     1,
                     1,
                     0,

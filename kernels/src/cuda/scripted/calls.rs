@@ -10,7 +10,7 @@ use super::{Scripted, State, failed};
 use crate::arena::Arena;
 use crate::engine::{CopyRun, Direction, EventHandle, StreamHandle};
 
-/// Memory of the device: no allocation is larger.
+/// Memory of the device.
 const DEVICE_BYTES: usize = 1 << 30;
 
 const KERNEL: KernelHandle = KernelHandle { module: 77, function: 78 };
@@ -250,7 +250,7 @@ impl Driver for Scripted {
     fn allocate(&self, len: usize) -> Result<usize, DriverError> {
         let mut state = self.state();
         state.call("cuMemAlloc")?;
-        if len > DEVICE_BYTES {
+        if state.memory.device_bytes().saturating_add(len) > DEVICE_BYTES {
             return Err(failed("cuMemAlloc", code::OUT_OF_MEMORY));
         }
         let memory = SharedMemory::new(len).ok_or_else(|| failed("cuMemAlloc", code::OUT_OF_MEMORY))?;

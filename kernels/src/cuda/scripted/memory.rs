@@ -106,6 +106,11 @@ impl Memory {
         address
     }
 
+    /// Bytes that are allocated on the device.
+    pub fn device_bytes(&self) -> usize {
+        self.device.values().map(SharedMemory::len).sum()
+    }
+
     pub fn remove_device(&mut self, address: usize) -> Option<SharedMemory> {
         self.allocations.remove(&address);
         self.device.remove(&address)
