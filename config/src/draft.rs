@@ -203,6 +203,7 @@ impl TierDraft {
             direct_io: Choice::Auto,
             io_uring: Choice::Auto,
             catalog: Choice::Auto,
+            scrub_bytes_per_second: 0,
         };
         Self {
             kind: None,

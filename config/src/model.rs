@@ -191,6 +191,8 @@ pub struct NvmeConfig {
     pub io_uring: Choice,
     /// RocksDB catalog; without it the catalog is rebuilt from the files at each start.
     pub catalog: Choice,
+    /// Bytes that the scrubber reads a second. 0: nothing is scrubbed.
+    pub scrub_bytes_per_second: u64,
 }
 
 /// The daemon that `terrace serve` runs.

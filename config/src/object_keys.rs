@@ -19,7 +19,7 @@ const fn piece(min: u64) -> Form {
     Form::Size { min, max: 1 << 30 }
 }
 
-const fn bytes(bytes: u64) -> Preset {
+pub(crate) const fn bytes(bytes: u64) -> Preset {
     Preset::Is(Value::Size(bytes))
 }
 
@@ -135,9 +135,10 @@ pub(crate) static TIER_OBJECT: [Key<TierDraft>; 34] = [
     row(
         "segment_bytes",
         piece(1 << 20),
-        bytes(8 << 20),
+        bytes(4 << 20),
         |t| Place::Size(&mut t.object.segment_bytes),
-        "Largest segment: the object in which blocks are stored together. A larger block is a segment of its own.",
+        "Largest segment: the object in which blocks are stored together. A larger block is a segment of its own. Larger \
+         segments are fewer PUTs, for a store that charges for them.",
     ),
     row(
         "part_bytes",

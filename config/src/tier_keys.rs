@@ -5,7 +5,7 @@ use crate::draft::{Kind, TierDraft};
 use crate::form::Form;
 use crate::key::*;
 use crate::model::TierKind;
-use crate::object_keys::TIER_OBJECT;
+use crate::object_keys::{TIER_OBJECT, bytes};
 use crate::value::Value;
 
 /// Name of the array of tables that holds the secondary tiers.
@@ -55,7 +55,7 @@ static TIER_COMMON: [Key<TierDraft>; 5] = [
 ];
 
 /// Keys of `type = "nvme"` alone.
-static TIER_NVME: [Key<TierDraft>; 8] = [
+static TIER_NVME: [Key<TierDraft>; 9] = [
     row(
         "paths",
         Form::Paths,
@@ -111,6 +111,14 @@ static TIER_NVME: [Key<TierDraft>; 8] = [
         word("auto"),
         |t| Place::Choice(&mut t.nvme.catalog),
         "RocksDB catalog: \"auto\" (where it is built in), \"require\" or \"off\" (rebuilt from the files at each start).",
+    ),
+    row(
+        "scrub_bytes_per_second",
+        Form::Size { min: 0, max: MAX_TIER_BYTES },
+        bytes(4 << 20),
+        |t| Place::LongSize(&mut t.nvme.scrub_bytes_per_second),
+        "Pace at which blocks are read to find copies that went bad, one at a time, when no promotion runs. 0: never. A primary of fewer \
+         than 256 slots is not used for it.",
     ),
 ];
 

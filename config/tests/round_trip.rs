@@ -94,10 +94,10 @@ fn tier(i: usize) -> impl Strategy<Value = TierConfig> {
     });
     let nvme = (
         (paths, capacity(), 0.6..=1.0_f64, 0.0..=0.6_f64),
-        (1..=4096_u32, 1..=16_777_216_u32, choice(), choice(), choice()),
+        (1..=4096_u32, 1..=16_777_216_u32, choice(), choice(), choice(), 0..=1_u64 << 40),
     )
         .prop_map(|((paths, capacity_bytes, high_watermark, low_watermark), rest)| {
-            let (queue_depth, queue_entries, direct_io, io_uring, catalog) = rest;
+            let (queue_depth, queue_entries, direct_io, io_uring, catalog, scrub_bytes_per_second) = rest;
             TierKind::Nvme(NvmeConfig {
                 paths,
                 capacity_bytes,
@@ -108,6 +108,7 @@ fn tier(i: usize) -> impl Strategy<Value = TierConfig> {
                 direct_io,
                 io_uring,
                 catalog,
+                scrub_bytes_per_second,
             })
         });
     let memory = capacity().prop_map(|capacity_bytes| TierKind::Memory(MemoryConfig { capacity_bytes }));
@@ -351,6 +352,7 @@ fn what_is_left_out_has_its_default() {
             direct_io: Choice::Auto,
             io_uring: Choice::Auto,
             catalog: Choice::Auto,
+            scrub_bytes_per_second: 4 << 20,
         })
     };
     let object = ObjectConfig {
@@ -369,7 +371,7 @@ fn what_is_left_out_has_its_default() {
         high_watermark: 0.95,
         low_watermark: 0.9,
         max_age: None,
-        segment_bytes: 8 << 20,
+        segment_bytes: 4 << 20,
         part_bytes: 16 << 20,
         range_bytes: 8 << 20,
         linger: Duration::from_millis(100),

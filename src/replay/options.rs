@@ -298,6 +298,8 @@ impl ReplayOptions {
             direct_io: Choice::Auto,
             io_uring: Choice::Auto,
             catalog: Choice::Auto,
+            // A replay counts what requests do.
+            scrub_bytes_per_second: 0,
         };
         config.tiers.push(TierConfig { name: "nvme".to_owned(), backfill: true, kind: TierKind::Nvme(nvme) });
     }

@@ -227,7 +227,7 @@ class _Child:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         connector: Any = get_kv_transfer_group()
-        session = connector.connector_worker.worker._session
+        session = connector.connector_worker.worker._copier._session
         if not hinder:
             session.__dict__.pop("begin", None)
             return True

@@ -302,6 +302,21 @@ def test_large_blocks_and_prompts_of_3000_tokens(host: Host, llama: str, alone: 
     assert max(again.cached) == 2944
 
 
+def test_the_copy_library_in_the_workers_process(host: Host, llama: str, alone: Alone) -> None:
+    copies = {"terrace_copy": "library", "terrace_copy_library": os.environ["TERRACE_COPY_LIBRARY"]}
+    asked = prompts(31, 4, 638)
+    with Engine(Setup(llama, host.socket, connector=copies, arguments=SMALL)) as running:
+        before = running.ask("metrics")["vllm:num_preemptions"]
+        for _ in range(2):
+            assert running.run(asked, WORDS).tokens == alone(llama, asked, WORDS)
+        assert running.ask("metrics")["vllm:num_preemptions"] > before
+        settle(running)
+        assert running.ask("forget", external=False)
+        found = running.run(asked[:1])
+        assert found.cached == [(638 - 1) // BLOCK * BLOCK]
+        assert found.tokens == alone(llama, asked[:1])
+
+
 def test_windows_beside_full_attention(host: Host, hybrid: str, alone: Alone) -> None:
     asked = prompts(32, 3, TOKENS)
     arguments = SMALL | {"num_gpu_blocks_override": 80}

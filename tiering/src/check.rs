@@ -7,7 +7,7 @@ use crate::tier_state::{LoadRun, StoreRun, TierState};
 
 impl TieringOffloadingManager {
     /// Checks that each reader belongs to a load, a hold, a pin or a running cascade, each *writing* slot to a store or a promotion, each
-    /// slot in limbo to an abandoned load; and that shares are kept. So with no request open and nothing in flight there is no reader, no
+    /// slot in limbo to an abandoned load or the scrubber; and that shares are kept. So with no request open and nothing in flight there is no reader, no
     /// *writing* slot, no job, and no limbo but that of tiers that panicked. Looks at every slot.
     pub fn check(&self) -> Result<(), String> {
         self.primary.check()?;
@@ -62,7 +62,7 @@ impl TieringOffloadingManager {
             return Err(format!("{writing} slots writing: {} stored, {} promoted", self.storing, known.len()));
         }
         let owed = |tier: &TierState| tier.abandoned_loads.values().map(|run| run.tally.left).sum::<u32>();
-        let limbo = self.tiers.iter().map(owed).sum::<u32>() + self.lost;
+        let limbo = self.tiers.iter().map(owed).sum::<u32>() + self.scrub.slots() + self.lost;
         if limbo != self.primary.limbo() {
             return Err(format!("{} slots in limbo, {limbo} accounted for", self.primary.limbo()));
         }

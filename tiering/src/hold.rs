@@ -114,6 +114,6 @@ impl TieringOffloadingManager {
     /// Slots that promotions and holds take. Slots in limbo count too, so that what a hung tier keeps is bounded by the share; those of
     /// a tier that panicked do not, or it would switch the others' promotions off for good.
     pub(crate) fn promotion_use(&self) -> usize {
-        self.promoting.len() + self.holds.slots() + (self.primary.limbo() - self.lost) as usize
+        self.promoting.len() + self.holds.slots() + (self.primary.limbo() - self.lost - self.scrub.slots()) as usize
     }
 }

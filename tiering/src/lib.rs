@@ -23,6 +23,7 @@ mod pin;
 mod promotion;
 mod request;
 mod reset;
+mod scrub;
 mod stats;
 mod step;
 mod store;
@@ -37,7 +38,7 @@ pub use locate::{Located, ReaderBudget, Scan};
 pub use lookup::{Lookup, LookupMode};
 pub use manager::TieringOffloadingManager;
 pub use request::{RequestContext, RequestId, RequestSummary, TierFilter};
-pub use stats::{CascadeCounts, LookupCounts, PromotionCounts, Stats, TierReport};
+pub use stats::{CascadeCounts, LookupCounts, PromotionCounts, ScrubCounts, Stats, TierReport};
 pub use store::StorePlan;
 
 /// Secondary tiers of one manager, at most.

@@ -16,6 +16,7 @@ use crate::loading::Loading;
 use crate::metrics::CallTimes;
 use crate::pin::Pins;
 use crate::request::{Request, RequestContext, RequestId, RequestSummary, Requests};
+use crate::scrub::Scrub;
 use crate::stats::Stats;
 use crate::suspect::Suspects;
 use crate::tier_state::TierState;
@@ -50,6 +51,7 @@ pub struct TieringOffloadingManager {
     pub(crate) holds: Holds,
     pub(crate) pins: Pins,
     pub(crate) suspects: Suspects,
+    pub(crate) scrub: Scrub,
     pub(crate) events: EventQueue,
     pub(crate) counts: Stats,
     pub(crate) times: CallTimes,
@@ -103,6 +105,7 @@ impl TieringOffloadingManager {
         let backfill = |index: usize| config.tiers.get(index).is_some_and(|tier| tier.backfill);
         let primary = Primary::new(config.primary.blocks, config.geometry.hash_bytes, config.primary.policy);
         let blocks = primary.blocks();
+        let scrub = Scrub::new(config, tiers.len(), clock.now());
         let shares = Shares::of(&config.limits, primary.usable());
         Ok(Self {
             primary,
@@ -125,6 +128,7 @@ impl TieringOffloadingManager {
             holds: Holds::default(),
             pins: Pins::default(),
             suspects: Suspects::new(config.deadlines.lookup),
+            scrub,
             events: EventQueue::new(config.limits.events),
             counts: Stats::default(),
             times: CallTimes::new(),

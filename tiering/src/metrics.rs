@@ -142,6 +142,17 @@ pub static TIER_TABLE: Table<TierReport> = Table {
                 ("cancelled", |tier| tier.promotions.cancelled),
             ],
         ),
+        Family::by(
+            "terrace_scrubbed_total",
+            "Blocks that the scrubber read from the tier, by outcome: sound, corrupt (quarantined), unread (evicted meanwhile, out of \
+             time, or the device failed).",
+            "outcome",
+            &[
+                ("sound", |tier| tier.scrubs.sound),
+                ("corrupt", |tier| tier.scrubs.corrupt),
+                ("unread", |tier| tier.scrubs.unread),
+            ],
+        ),
         Family::one("terrace_promotions_reserved_total", "Blocks for whose promotion a slot was reserved.", |tier| {
             tier.promotions.reserved
         }),

@@ -153,8 +153,8 @@ impl TieringOffloadingManager {
             }
             // Whatever the outcome: the key is gone, and only now is the slot nobody's.
             self.primary.release_limbo(slot);
-        } else {
-            state.protocol_faults += 1;
+        } else if !self.scrub_done(tier, job, index, outcome) {
+            self.tiers[tier].protocol_faults += 1;
         }
     }
 

@@ -61,6 +61,7 @@ impl TieringOffloadingManager {
         self.polled = false;
         self.end_step();
         !self.has_pending_work()
+            && !self.scrub.is_running()
             && self.tiers.iter().all(|tier| tier.abandoned_loads.is_empty() && tier.abandoned_stores.is_empty())
     }
 
@@ -77,7 +78,8 @@ impl TieringOffloadingManager {
             let dropped = self.drop_queued_cascades(tier);
             self.tiers[tier].cascades.dropped_reset += dropped;
             // Nobody will load what is on its way; the time is for what is being stored.
-            let loads: Vec<u64> = self.tiers[tier].loads.keys().copied().collect();
+            let scrub = self.scrub.job_in(tier);
+            let loads: Vec<u64> = self.tiers[tier].loads.keys().copied().chain(scrub).collect();
             for job in loads {
                 self.call_tier(tier, |tier| tier.abandon(JobId(job)));
             }

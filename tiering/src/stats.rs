@@ -109,6 +109,19 @@ pub struct TierReport {
     pub promotions: PromotionCounts,
     /// Its cascades.
     pub cascades: CascadeCounts,
+    /// What the scrubber read of it.
+    pub scrubs: ScrubCounts,
+}
+
+/// Blocks that the scrubber read from one tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubCounts {
+    /// Read, and as they were stored.
+    pub sound: u64,
+    /// Read, and not as they were stored: quarantined.
+    pub corrupt: u64,
+    /// Not read: evicted meanwhile, out of time, or the device failed.
+    pub unread: u64,
 }
 
 /// Answers of one tier to lookups, in keys.
@@ -210,6 +223,7 @@ impl TierReport {
             keys: LookupCounts::default(),
             promotions: PromotionCounts::default(),
             cascades: CascadeCounts::default(),
+            scrubs: ScrubCounts::default(),
         }
     }
 }

@@ -31,15 +31,18 @@ impl TieringOffloadingManager {
         for tier in 0..self.tiers.len() {
             self.submit_cascades(tier, now);
         }
+        self.scrub_step(now);
         self.polled = false;
         self.step += 1;
         self.times.step.record(self.now().since(start));
     }
 
-    /// Whether tiers owe something that the engine should keep stepping for: promotions and cascades, queued or running. What was
-    /// abandoned is not waited for.
+    /// Whether tiers owe something that the engine should keep stepping for: promotions and cascades, queued or running, and a block that
+    /// is being scrubbed. What was abandoned is not waited for.
     pub fn has_pending_work(&self) -> bool {
-        !self.promoting.is_empty() || self.tiers.iter().any(|tier| !tier.weak.is_empty() || !tier.stores.is_empty())
+        !self.promoting.is_empty()
+            || self.scrub.is_waited_for()
+            || self.tiers.iter().any(|tier| !tier.weak.is_empty() || !tier.stores.is_empty())
     }
 
     /// Blocks whose cascades are queued or running, in all tiers.
@@ -121,5 +124,6 @@ impl TieringOffloadingManager {
             self.lost += 1;
         }
         self.lost += abandoned_loads.values().map(|run| run.tally.left).sum::<u32>();
+        self.lost += self.bury_scrub(tier);
     }
 }

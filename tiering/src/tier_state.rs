@@ -12,7 +12,7 @@ use crate::breaker::{Breaker, Verdict};
 use crate::id_map::IdMap;
 use crate::metrics::TierTimes;
 use crate::request::RequestId;
-use crate::stats::{CascadeCounts, LookupCounts, PromotionCounts, TierReport};
+use crate::stats::{CascadeCounts, LookupCounts, PromotionCounts, ScrubCounts, TierReport};
 
 /// Jobs that were abandoned and not acknowledged; beyond, the tier gets no more work until it lets go of some.
 const MAX_ABANDONED_JOBS: usize = 64;
@@ -39,6 +39,7 @@ pub(crate) struct TierState {
     /// Their slots are in limbo.
     pub abandoned_loads: BTreeMap<u64, LoadRun>,
     pub promotions: PromotionCounts,
+    pub scrubs: ScrubCounts,
 
     /// Cascades that wait, oldest first; they hold no reader.
     pub weak: VecDeque<WeakBlock>,
@@ -215,6 +216,7 @@ impl TierState {
             loads: BTreeMap::new(),
             abandoned_loads: BTreeMap::new(),
             promotions: PromotionCounts::default(),
+            scrubs: ScrubCounts::default(),
             weak: VecDeque::new(),
             stores: BTreeMap::new(),
             abandoned_stores: BTreeMap::new(),
@@ -298,6 +300,7 @@ impl TierState {
                 abandoned,
                 ..self.cascades
             },
+            scrubs: self.scrubs,
             ..TierReport::new(&self.descriptor, stats.unwrap_or_default(), self.breaker.state())
         }
     }

@@ -46,6 +46,7 @@ fn main() {
         direct_io: Choice::Auto,
         io_uring: Choice::Auto,
         catalog: Choice::Off,
+        scrub_bytes_per_second: 0,
     };
     let region = Region::null(64, geometry.slot_stride(), geometry.block_bytes);
     let mut tier =

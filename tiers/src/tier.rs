@@ -229,6 +229,12 @@ pub trait SecondaryTier: Send {
     /// Appends what happened since the last call.
     fn poll(&mut self, out: &mut Vec<TierEvent>);
 
+    /// The next block of a round over all that the tier holds, for a scrubber to load; at its end the round begins anew. `None`: there is
+    /// nothing to read now, or nothing that should be read without need.
+    fn next_to_scrub(&mut self) -> Option<Key> {
+        None
+    }
+
     /// Makes these blocks the most recently used, the last key most recent. Absent ones are skipped.
     fn touch(&mut self, keys: &[Key]);
 
@@ -263,6 +269,10 @@ impl<T: SecondaryTier + ?Sized> SecondaryTier for Box<T> {
 
     fn poll(&mut self, out: &mut Vec<TierEvent>) {
         (**self).poll(out);
+    }
+
+    fn next_to_scrub(&mut self) -> Option<Key> {
+        (**self).next_to_scrub()
     }
 
     fn touch(&mut self, keys: &[Key]) {

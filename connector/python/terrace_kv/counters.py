@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -52,6 +52,8 @@ class Counters:
     #: Worker: copies not begun because the job was handed out before the worker attached, and reports for nobody.
     refused_copies: int = 0
     dropped_reports: int = 0
+    #: Worker: stores that the daemon copied too slowly to be waited for.
+    given_up_copies: int = 0
 
     _logged: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
 
@@ -71,6 +73,7 @@ class Counters:
 
     def as_dict(self) -> dict[str, int]:
         """All counts by name."""
-        counts = asdict(self)
-        del counts["_logged"]
-        return counts
+        return {name: getattr(self, name) for name in _NAMES}
+
+
+_NAMES = tuple(field.name for field in fields(Counters) if field.name != "_logged")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from .connection import Connection, Frame, close_all
@@ -45,13 +45,14 @@ def greet(
     sequence: Iterator[int],
     foreign: ForeignRegion | None,
     descriptor: int | None,
+    features: Sequence[str],
     stopping: Callable[[], bool],
 ) -> Greeting:
     """Says Hello and waits for the answer, until `stopping`. Raises `TerraceError`; the connection is closed then."""
     hello = Hello(
         VERSION,
         VERSION,
-        [],
+        list(features),
         role,
         options.engine,
         options.rank,

@@ -8,7 +8,7 @@ import random
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from .connection import Connection
@@ -66,6 +66,7 @@ class Link:
         foreign: ForeignRegion | None = None,
         foreign_descriptor: int | None = None,
         owner: Owner | None = None,
+        features: Sequence[str] = (),
     ) -> None:
         self._options = options
         self._role = role
@@ -74,6 +75,7 @@ class Link:
         self._foreign = foreign
         self._foreign_descriptor = foreign_descriptor
         self._owner = owner
+        self._features = features
         #: Why the last attempt or connection failed.
         self.last_error = ""
         self._epoch = 0
@@ -157,6 +159,7 @@ class Link:
                 self._sequence,
                 self._foreign,
                 self._foreign_descriptor,
+                self._features,
                 self._closing.is_set,
             )
         except (OSError, TerraceError) as error:

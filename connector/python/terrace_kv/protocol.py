@@ -29,6 +29,11 @@ MAX_DESCRIPTORS = 1
 REQUEST, REPLY, ERROR, ONE_WAY = 0, 1, 3, 4
 _FLAGS = frozenset((REQUEST, REPLY, ERROR, ONE_WAY))
 
+#: Optional feature: the daemon copies between a worker's GPU memory and the slots.
+DEVICE_COPIES = "device-copies"
+#: Length of the driver's handles of memory and of events, and of a device's UUID.
+IPC_HANDLE_BYTES, DEVICE_UUID_BYTES = 64, 16
+
 #: Bits of `EndStep.want`.
 WANT_EVENTS, WANT_STATS = 1, 2
 
@@ -50,6 +55,9 @@ class Kind(IntEnum):
     STATS = 12
     BYE = 13
     GOODBYE = 14
+    ATTACH = 15
+    COPY = 16
+    COPIED = 17
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -230,7 +238,7 @@ class Hello(Message):
 
     version_min: U16
     version_max: U16
-    #: Optional features that the client can use. None is defined in version 1.
+    #: Optional features that the client can use: `DEVICE_COPIES`.
     features: list[str]
     #: "scheduler", "worker" or "tier".
     role: str
@@ -488,6 +496,94 @@ class Goodbye(Message):
     reason: str
 
 
+class DeviceMemory(Message):
+    """An allocation on the worker's GPU."""
+
+    #: The driver's handle (CUDA IPC), 64 bytes.
+    handle: bytes
+    #: Of the exported address in its allocation.
+    offset: U64
+    allocation_bytes: U64
+
+
+class DevicePages(Message):
+    """The pages of one tensor."""
+
+    #: Index into `Attach.memories`.
+    memory: U32
+    #: Of block 0's page, from the exported address.
+    offset: U64
+    num_blocks: U32
+    page_bytes: U32
+    #: From the start of a page to the start of the next block's.
+    page_stride: U64
+
+
+class Attach(Message):
+    """From a worker: copy between this memory and the slots. Once in a session."""
+
+    #: UUID of the GPU, 16 bytes.
+    device: bytes
+    memories: list[DeviceMemory]
+    #: Per KV-cache group its tensors, in the order in which their pages lie in the worker's part of a slot.
+    groups: list[list[DevicePages]]
+    #: The worker's part of a slot.
+    part_offset: U32
+    part_bytes: U32
+    #: A block that counts but is not copied.
+    null_block: U32 | None
+    #: Handles of events that the worker records before each `Copy`: behind what writes the pages that are stored, and
+    #: behind what uses the pages that are loaded.
+    store_ready: bytes
+    load_ready: bytes
+
+
+class AttachReply(Message):
+    """Copies can be asked for."""
+
+    #: Handles of events that the daemon records behind the copies of each `Copy`.
+    stored: bytes
+    loaded: bytes
+
+
+class CopyJob(Message):
+    """The pages of a job. Lists are little-endian 32 bits each."""
+
+    job: U64
+    #: GPU blocks, group after group.
+    blocks: bytes
+    #: Blocks of each group.
+    sizes: bytes
+    #: Of each group the place of its first block in the request.
+    firsts: bytes
+    #: Slots, group after group, one per chunk.
+    slots: bytes
+
+
+class Copy(Message):
+    """All copies of one step in one direction."""
+
+    #: True: pages to slots.
+    store: bool
+    jobs: list[CopyJob]
+
+
+class CopiedJob(Message):
+    """Nothing is copied for this job any more."""
+
+    job: U64
+    #: Whether all its bytes were copied. If not nothing is known of slots or pages.
+    ok: bool
+    bytes: U64
+    micros: U64
+
+
+class Copied(Message):
+    """Copies that ended."""
+
+    jobs: list[CopiedJob]
+
+
 class ErrorReply(Message):
     """The body of a frame with the ERROR flag."""
 
@@ -513,6 +609,9 @@ REQUESTS: dict[Kind, type[Message] | None] = {
     Kind.STATS: None,
     Kind.BYE: None,
     Kind.GOODBYE: Goodbye,
+    Kind.ATTACH: Attach,
+    Kind.COPY: Copy,
+    Kind.COPIED: Copied,
 }
 REPLIES: dict[Kind, type[Message] | None] = {
     Kind.HELLO: HelloReply,
@@ -524,6 +623,7 @@ REPLIES: dict[Kind, type[Message] | None] = {
     Kind.PIN: PinReply,
     Kind.UNPIN: None,
     Kind.STATS: StatsReply,
+    Kind.ATTACH: AttachReply,
 }
 
 _encoder = msgspec.msgpack.Encoder()

@@ -9,12 +9,30 @@ import threading
 import time
 from collections.abc import Sequence
 
-from .connection import Connection
+from .connection import Connection, Frame
 from .counters import Counters
+from .device_copies import CopyUser, Flights
 from .errors import ConnectionLost, Overflow, ProtocolError
 from .link import Attached, Link
 from .options import SessionOptions
-from .protocol import ERROR, ONE_WAY, Complete, CompletedJob, ErrorReply, Kind, decode
+from .peer import Peer
+from .protocol import (
+    DEVICE_COPIES,
+    ERROR,
+    ONE_WAY,
+    REPLY,
+    REQUEST,
+    AttachReply,
+    Complete,
+    CompletedJob,
+    Copied,
+    CopiedJob,
+    Copy,
+    CopyJob,
+    ErrorReply,
+    Kind,
+    decode,
+)
 from .region import Mapping
 
 log = logging.getLogger(__name__)
@@ -35,10 +53,13 @@ class WorkerSession:
     daemon counts what was handed to it before as failed, and gives the slots away once all ranks are through. Therefore
     `begin` refuses jobs that were named (`next_job`) before the attachment, and the session does not attach again while
     a copy that began is not completed.
+
+    With a `device` the daemon copies: `copy` takes the place of `begin` and `complete`.
     """
 
-    def __init__(self, options: SessionOptions) -> None:
+    def __init__(self, options: SessionOptions, device: CopyUser | None = None) -> None:
         self.options = options
+        self._device = device
         self._counters = Counters()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -53,14 +74,26 @@ class WorkerSession:
         self._copying: dict[int, int] = {}
         self._reports: list[CompletedJob] = []
         self._most_reports = _REPORTS
+        # Copies that the daemon makes, those of them that ended and are not told yet, and the daemon that makes them.
+        self._flights = Flights()
+        self._ended: list[CopiedJob] = []
+        self._peer: Peer | None = None
+        self._takes_copies = False
+        self._attach_sequence = 0
         self._sequence = itertools.count(1)
-        self._link = Link(options, "worker", self._sequence, self._counters, owner=self)
+        features = () if device is None else (DEVICE_COPIES,)
+        self._link = Link(options, "worker", self._sequence, self._counters, owner=self, features=features)
         self._link.start()
 
     @property
     def attached(self) -> bool:
         """Whether a connection is open."""
         return self._connection is not None
+
+    @property
+    def takes_copies(self) -> bool:
+        """Whether the daemon copies for this worker."""
+        return self._takes_copies
 
     @property
     def region(self) -> int:
@@ -130,6 +163,47 @@ class WorkerSession:
                     self._counters.dropped_reports += 1
             self._send_reports()
 
+    def copy(self, store: bool, jobs: Sequence[CopyJob], region: int) -> None:
+        """Has the daemon copy: pages to slots (`store`) or slots to pages, all of one step in one message.
+
+        Does not wait. `CopyUser.copied` is called once for each job, here if it cannot be copied, and the daemon is told
+        of the outcome.
+        """
+        with self._lock:
+            mapping = self._find(region)
+            present = mapping is not None and mapping is self._mapping and not self._greeting and self._takes_copies
+            taken = [job for job in jobs if present and job.job >= self._accept_from_ns]
+            if len(taken) < len(jobs):
+                names = {job.job for job in taken}
+                self._refuse([job.job for job in jobs if job.job not in names])
+            if taken and self._connection is not None:
+                for job in taken:
+                    self._flights.begin(job.job, store, self._epoch)
+                try:
+                    self._connection.send(Kind.COPY, ONE_WAY, next(self._sequence), Copy(store, list(taken)))
+                    if self._connection.pending_bytes:
+                        self._link.wake()
+                except Overflow:
+                    self._counters.overflows += 1
+                    for job in taken:
+                        self._flights.end(job.job, self._epoch)
+                    self._refuse([job.job for job in taken])
+                except ConnectionLost as error:
+                    self._lose(str(error))
+            self._send_reports()
+        self._tell()
+
+    def give_up(self, jobs: Sequence[int]) -> None:
+        """Stores of `copy` that are not waited for: they are not published, and their pages may be written to."""
+        with self._lock:
+            given_up = [job for job in jobs if self._flights.give_up(job)]
+            self._counters.given_up_copies += len(given_up)
+            for job in given_up:
+                self._report(job, False)
+                self._ended.append(CopiedJob(job, False, 0, 0))
+            self._send_reports()
+        self._tell()
+
     def close(self) -> None:
         """Ends the session in order: nothing is copied for it any more. Waits for its thread, not for the daemon."""
         with self._lock:
@@ -147,6 +221,7 @@ class WorkerSession:
             # One that was greeted in between.
             self._lose("closed")
             self._mapping = None
+        self._tell()
 
     # What the link's thread calls.
 
@@ -155,10 +230,11 @@ class WorkerSession:
         with self._lock:
             self._expire()
             self._lose("the daemon closed the connection")
-            if any(epoch == self._epoch for epoch in self._copying.values()):
-                return False
-            self._greeting = True
-            return True
+            self._ended += self._flights.settle()
+            may = not any(epoch == self._epoch for epoch in self._copying.values())
+            self._greeting = may
+        self._tell()
+        return may
 
     def greeted(self, attached: Attached) -> None:
         """See `link.Owner`."""
@@ -182,6 +258,11 @@ class WorkerSession:
             self._epoch = attached.epoch
             self._accept_from_ns = time.monotonic_ns()
             self._greeting = False
+            self._peer = Peer(attached.connection.socket)
+            self._ended += self._flights.settle(greeted_by=self._peer)
+        self._tell()
+        if self._device is not None:
+            self._attach(self._device, attached.reply.features)
 
     def not_greeted(self, sent: bool) -> None:
         """See `link.Owner`."""
@@ -192,6 +273,8 @@ class WorkerSession:
 
     def serve(self) -> bool:
         """See `link.Owner`."""
+        attached: AttachReply | None = None
+        refused: str | None = None
         with self._lock:
             connection = self._connection
             if connection is None:
@@ -203,6 +286,12 @@ class WorkerSession:
                         refusal = decode(ErrorReply, frame.body)
                         self._counters.refused += 1
                         self._counters.log_refusal(log, frame.header.kind.name, refusal.code, refusal.message)
+                        if frame.header.kind is Kind.ATTACH and frame.header.sequence == self._attach_sequence:
+                            refused = refusal.message
+                    elif frame.header.kind is Kind.COPIED and frame.header.flags == ONE_WAY:
+                        self._copied(frame)
+                    elif frame.header.flags == REPLY and frame.header.sequence == self._attach_sequence:
+                        attached = decode(AttachReply, frame.body)
                     elif frame.header.kind is not Kind.GOODBYE:
                         raise ProtocolError(f"a frame of kind {frame.header.kind.name} came for no call")
                 self._send_reports()
@@ -212,7 +301,46 @@ class WorkerSession:
                 self._lose(str(error))
             except ConnectionLost as error:
                 self._lose(str(error))
-            return self._connection is not None and (connection.pending_bytes > 0 or bool(self._reports))
+            waits = self._connection is not None and (connection.pending_bytes > 0 or bool(self._reports))
+        self._tell()
+        if self._device is not None and attached is not None:
+            self._device.attached(attached)
+            with self._lock:
+                # Handed out before this moment, copied by it or not at all.
+                self._takes_copies = self._connection is connection
+        elif self._device is not None and refused is not None:
+            self._device.not_attached(refused)
+        return waits
+
+    def _attach(self, device: CopyUser, features: Sequence[str]) -> None:
+        """Asks the daemon to copy for this worker."""
+        if DEVICE_COPIES not in features:
+            device.not_attached("it has no GPU, or its configuration says copy.engine = \"host\"")
+            return
+        message = device.attachment()
+        with self._lock:
+            if self._connection is None:
+                return
+            self._attach_sequence = next(self._sequence)
+            try:
+                self._connection.send(Kind.ATTACH, REQUEST, self._attach_sequence, message)
+                self._link.wake()
+            except Overflow as error:
+                refused = str(error)
+            except ConnectionLost as error:
+                self._lose(str(error))
+                return
+            else:
+                return
+        device.not_attached(refused)
+
+    def _tell(self) -> None:
+        """Tells the device what ended. Without the lock."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        if self._device is not None:
+            for job in ended:
+                self._device.copied(job)
 
     # Below: with the lock held.
 
@@ -226,6 +354,18 @@ class WorkerSession:
         self._older = [(until, mapping) for until, mapping in self._older if until > now]
         if self._connection is None and self._lost_at is not None and now - self._lost_at > KEEP_MAPPING_S:
             self._mapping = None
+
+    def _refuse(self, jobs: Sequence[int]) -> None:
+        self._counters.refused_copies += len(jobs)
+        for job in jobs:
+            self._report(job, False)
+            self._ended.append(CopiedJob(job, False, 0, 0))
+
+    def _copied(self, frame: Frame) -> None:
+        for job in decode(Copied, frame.body).jobs:
+            if self._flights.end(job.job, self._epoch):
+                self._report(job.job, job.ok)
+                self._ended.append(job)
 
     def _report(self, job: int, ok: bool) -> None:
         if self._connection is None:
@@ -253,6 +393,10 @@ class WorkerSession:
             return
         self._connection.close()
         self._connection = None
+        self._takes_copies = False
+        if self._peer is not None:
+            self._ended += self._flights.lose(self._epoch, self._peer)
+            self._peer = None
         self._link.last_error = why
         self._lost_at = time.monotonic()
         self._counters.lost_connections += 1

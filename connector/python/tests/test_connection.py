@@ -125,7 +125,7 @@ def greeted(fake: Fake, role: str = "scheduler") -> TerraceError | None:
     """What comes of a greeting; what it opened is closed."""
     connection = connect(fake.path)
     try:
-        greeting = greet(connection, options(fake.path), role, itertools.count(1), None, None, lambda: False)
+        greeting = greet(connection, options(fake.path), role, itertools.count(1), None, None, (), lambda: False)
     except TerraceError as error:
         return error
     connection.close()

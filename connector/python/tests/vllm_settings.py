@@ -32,6 +32,8 @@ def test_what_can_be_written() -> None:
         (SOCKET | {"terrace_call_budget_ms": True}, "terrace_call_budget_ms"),
         (SOCKET | {"terrace_call_budget_ms": "5"}, "terrace_call_budget_ms"),
         (SOCKET | {"terrace_tenant": 5}, "terrace_tenant"),
+        (SOCKET | {"terrace_copy": "gpu"}, "one of auto, daemon, library, host"),
+        (SOCKET | {"terrace_copy_library": 5}, "terrace_copy_library"),
         (SOCKET | {"terrace_namespace_extra": {"a": 1}}, "terrace_namespace_extra"),
         (SOCKET | {"terrace_namespace_extra": "a"}, "terrace_namespace_extra"),
         (SOCKET | {"store_threshold": 2}, r"admission\.store_threshold = 2"),

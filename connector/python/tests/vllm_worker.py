@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +20,15 @@ from vllm.v1.kv_offload.base import (
     GPULoadStoreSpec,
 )
 
+from terrace_kv.vllm.copies import open_worker
+from terrace_kv.vllm.host_copier import HostCopier
 from terrace_kv.vllm.layout import LayoutError, WorkerLayout
+from terrace_kv.vllm.library_copier import LibraryCopier
+from terrace_kv.vllm.settings import Settings
 from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
 from terrace_kv.vllm.worker import TerraceWorker
+
+from fake import options
 
 BLOCKS = 24
 SLOTS = 16
@@ -36,6 +45,16 @@ class Region:
 
     def array(self) -> np.ndarray:
         return np.frombuffer(self.memory, dtype=np.int8).reshape(SLOTS, self.slot_stride)
+
+
+def host(session: WorkerScript, layout: WorkerLayout) -> TerraceWorker:
+    """A worker that copies by its own threads."""
+    return TerraceWorker(lambda ended: HostCopier(session, layout, ended))
+
+
+def library(session: WorkerScript, layout: WorkerLayout) -> TerraceWorker:
+    """A worker that copies by libterrace_copy.so."""
+    return TerraceWorker(lambda ended: LibraryCopier(os.environ["TERRACE_COPY_LIBRARY"], session, layout, ended))
 
 
 class WorkerScript:
@@ -125,23 +144,33 @@ def job(draw: random.Random, groups: int, per_chunk: int, nulls: bool) -> tuple[
     return GPULoadStoreSpec(blocks, group_sizes=sizes, block_indices=firsts), draw.sample(range(SLOTS), chunks)
 
 
+@pytest.mark.parametrize("make", [host, library])
 @pytest.mark.parametrize("store", [True, False])
 @pytest.mark.parametrize("per_chunk", [1, 2, 3])
 @pytest.mark.parametrize("groups", [[[64, 64]], [[7, 24, 8], [13]], [[32], [16, 16], [32]]])
 @pytest.mark.parametrize("padding", [0, 8, 3])
-def test_copies_are_those_of_a_plain_loop(store: bool, per_chunk: int, groups: list[list[int]], padding: int) -> None:
+def test_copies_are_those_of_a_plain_loop(
+    make: Callable[[WorkerScript, WorkerLayout], TerraceWorker],
+    store: bool,
+    per_chunk: int,
+    groups: list[list[int]],
+    padding: int,
+) -> None:
     draw = random.Random(f"{store} {per_chunk} {groups} {padding}")
     bytes_of_part = part_bytes(groups, per_chunk)
     for rank in (0, 1):
         kv, region = caches(groups, padding), Region(2 * bytes_of_part + 16)
         wanted_kv, wanted_region = caches(groups, padding), Region(2 * bytes_of_part + 16)
         session = WorkerScript(region)
-        worker = TerraceWorker(session, WorkerLayout(kv, per_chunk, rank * bytes_of_part, bytes_of_part))
+        worker = make(session, WorkerLayout(kv, per_chunk, rank * bytes_of_part, bytes_of_part))
         for number in range(20):
             pages, slots = job(draw, len(groups), per_chunk, nulls=True)
             spec = TerraceLoadStoreSpec(7, number + 1, slots, "request")
             plain_copy(wanted_kv, wanted_region, per_chunk, rank * bytes_of_part, pages, slots, store)
             assert worker.submit_store(number, pages, spec) if store else worker.submit_load(number, spec, pages)
+            if make is library:
+                # Jobs that are in flight together end in any order, and these overlap.
+                worker.wait({number})
         worker.wait(set(range(20)))
         assert np.array_equal(region.array(), wanted_region.array())
         for ours, theirs in zip(kv.tensors, wanted_kv.tensors):
@@ -156,7 +185,7 @@ def simple(per_chunk: int = 1) -> tuple[TerraceWorker, WorkerScript, CanonicalKV
     kv = caches([[16, 16]])
     region = Region(32 * per_chunk)
     session = WorkerScript(region)
-    return TerraceWorker(session, WorkerLayout(kv, per_chunk, 0, 32 * per_chunk)), session, kv, region
+    return host(session, WorkerLayout(kv, per_chunk, 0, 32 * per_chunk)), session, kv, region
 
 
 def pages_of(*blocks: int) -> GPULoadStoreSpec:
@@ -167,7 +196,7 @@ def test_ranks_write_their_own_part_of_a_slot_and_one_copy_serves_all_where_byte
     region = Region(64)
     sessions = [WorkerScript(region) for _ in range(2)]
     parts = [caches([[16, 16]], seed=rank) for rank in range(2)]
-    workers = [TerraceWorker(sessions[rank], WorkerLayout(parts[rank], 1, rank * 32, 32)) for rank in range(2)]
+    workers = [host(sessions[rank], WorkerLayout(parts[rank], 1, rank * 32, 32)) for rank in range(2)]
     for worker in workers:
         worker.submit_store(0, pages_of(3), TerraceLoadStoreSpec(7, 1, [5], "request"))
         worker.wait({0})
@@ -176,7 +205,7 @@ def test_ranks_write_their_own_part_of_a_slot_and_one_copy_serves_all_where_byte
         own = np.concatenate([tensor.tensor[3].numpy() for tensor in parts[rank].tensors])
         assert np.array_equal(slot[rank * 32 : rank * 32 + 32], own)
     # Replicated: the second rank reads what the first has written.
-    reader = TerraceWorker(sessions[1], WorkerLayout(parts[1], 1, 0, 32))
+    reader = host(sessions[1], WorkerLayout(parts[1], 1, 0, 32))
     reader.submit_load(0, TerraceLoadStoreSpec(7, 2, [5], "request"), pages_of(9))
     reader.wait({0})
     assert torch.equal(parts[1].tensors[0].tensor[9], parts[0].tensors[0].tensor[3])
@@ -269,14 +298,38 @@ def test_shutdown_ends_what_was_submitted() -> None:
     assert len(session.reports) == 50
 
 
-def test_a_cache_on_a_device_is_refused_with_what_is_missing() -> None:
-    tensor = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.int8, ndim=2, shape=(BLOCKS, 16))
+def on(device: str, index: int | None = None) -> Any:
+    """The layout of a cache on a device that is not here."""
+    where = torch.device(device, index) if index is not None else torch.device(device)
+    tensor = SimpleNamespace(device=where, dtype=torch.int8, ndim=2, shape=(BLOCKS, 16))
     kv: Any = SimpleNamespace(
         tensors=[SimpleNamespace(tensor=tensor)],
         group_data_refs=[[CanonicalKVCacheRef(tensor_idx=0, page_size_bytes=16)]],
     )
-    with pytest.raises(LayoutError, match=r"cuda:0.*host memory.*CUDA are missing"):
-        WorkerLayout(kv, 1, 0, 16)
+    return WorkerLayout(kv, 1, 0, 16)
+
+
+@pytest.mark.parametrize(
+    ("layout", "way", "words"),
+    [
+        (lambda: on("cuda", 0), "host", r"cuda:0 and 'terrace_copy' is 'host'.*'auto'"),
+        (lambda: on("xpu", 0), "auto", r"xpu:0: copies are made in host memory and on NVIDIA GPUs"),
+        (lambda: WorkerLayout(caches([[16]]), 1, 0, 16), "daemon", r"cpu and 'terrace_copy' is 'daemon'"),
+    ],
+)
+def test_who_cannot_copy_is_told_so(layout: Callable[[], WorkerLayout], way: str, words: str) -> None:
+    with pytest.raises(LayoutError, match=words):
+        open_worker(Settings("/nowhere/socket", copy=way), options("/nowhere/socket"), layout())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_without_its_driver_is_an_error_that_names_it(tmp_path: Path) -> None:
+    settings = Settings("/nowhere/socket", copy="daemon")
+    with pytest.raises(LayoutError, match=r"'daemon': libcuda.so.1, the CUDA driver's library, cannot be loaded"):
+        open_worker(settings, options("/nowhere/socket"), on("cuda", 0))
+    settings = Settings("/nowhere/socket", copy_library=str(tmp_path / "none.so"))
+    with pytest.raises(LayoutError, match=r"none.so cannot be loaded.*cargo build --release -p terrace-copy"):
+        open_worker(settings, options("/nowhere/socket"), on("cuda", 0))
 
 
 def test_pages_that_do_not_fit_into_a_part_are_refused() -> None:

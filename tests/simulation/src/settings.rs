@@ -157,5 +157,6 @@ fn nvme(rng: &mut Rng, geometry: Geometry) -> NvmeConfig {
         direct_io: Choice::Off,
         io_uring: Choice::Off,
         catalog: Choice::Auto,
+        scrub_bytes_per_second: 0,
     }
 }

@@ -1,7 +1,7 @@
 //! What the tests share: a configuration, keys, a stack with a clock that stands, and a tier that does what a test tells it.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -87,6 +87,8 @@ pub struct Desk {
     pub stores: Vec<StoreJob>,
     pub abandoned: Vec<JobId>,
     pub touched: Vec<Key>,
+    /// The scrubber's round, begun anew at its end.
+    pub cold: VecDeque<Key>,
     pub events: Vec<TierEvent>,
     pub polls: u32,
     pub shut_down: bool,
@@ -181,6 +183,14 @@ impl SecondaryTier for DeskTier {
         desk.may_panic("poll");
         desk.polls += 1;
         out.append(&mut desk.events);
+    }
+
+    fn next_to_scrub(&mut self) -> Option<Key> {
+        let mut desk = self.desk();
+        desk.may_panic("next_to_scrub");
+        let next = desk.cold.pop_front()?;
+        desk.cold.push_back(next);
+        Some(next)
     }
 
     fn touch(&mut self, keys: &[Key]) {

@@ -78,7 +78,12 @@ pub struct NvmeTier {
     pub(super) unclean: bool,
     port_events: Vec<PortEvent>,
     touched: Vec<u32>,
+    /// Where the scrubber's round is.
+    scrub_row: u32,
 }
+
+/// Rows that are looked at for one block to scrub.
+const SCRUB_ROWS: u32 = 1024;
 
 impl NvmeTier {
     /// A tier over the given ports (one a directory, in the order of the configuration) and catalog. Starts no thread.
@@ -136,6 +141,7 @@ impl NvmeTier {
             unclean: false,
             port_events: Vec::new(),
             touched: Vec::new(),
+            scrub_row: 0,
             lanes,
             clock,
         })
@@ -343,6 +349,18 @@ impl SecondaryTier for NvmeTier {
             self.flush();
         }
         out.append(&mut self.events);
+    }
+
+    fn next_to_scrub(&mut self) -> Option<Key> {
+        let rows = self.index.rows_seen();
+        for _ in 0..rows.min(SCRUB_ROWS) {
+            let row = if self.scrub_row < rows { self.scrub_row } else { 0 };
+            self.scrub_row = row + 1;
+            if self.index.is_ready(row) {
+                return self.index.key(row);
+            }
+        }
+        None
     }
 
     fn touch(&mut self, keys: &[Key]) {

@@ -4,10 +4,10 @@
 //! store without another copy. [`assembly`] decides which blocks go together, [`upload`] sends them, [`pool`] bounds the memory: what finds
 //! none waits in its slot.
 //!
-//! **Requests.** A full segment of the default size is one PUT and a share of a log object for 31 blocks of 256 KiB. Larger ones
-//! were not faster: a server that hashes and buffers whole bodies takes 16 MiB for up to twice what it takes for the same bytes in
-//! objects of 2 to 8 MiB (SeaweedFS), and each waits longer for its end. A job of a quarter of a segment is a PUT of its own. Less than that waits for
-//! [`linger`](terrace_config::ObjectConfig::linger) to be joined by others.
+//! **Requests.** A full segment of the default size is one PUT and a share of a log object for 15 blocks of 256 KiB. Larger ones
+//! were slower: a server that buffers whole bodies needs memory for all that are on their way, and writes each at once, which takes memory
+//! for its page cache in pieces of 2 MiB that a virtual machine may not have yet (`benches/RESULTS.md`). A job of a quarter of a segment
+//! is a PUT of its own. Less than that waits for [`linger`](terrace_config::ObjectConfig::linger) to be joined by others.
 //!
 //! **Given up.** A slot may change as soon as its job is given up. The copy of a block counts only if [`GivenUp`] is not set
 //! behind it.

@@ -88,6 +88,10 @@ impl<T: SecondaryTier> SecondaryTier for Counted<T> {
         self.inner.poll(out);
     }
 
+    fn next_to_scrub(&mut self) -> Option<Key> {
+        self.inner.next_to_scrub()
+    }
+
     fn touch(&mut self, keys: &[Key]) {
         self.inner.touch(keys);
     }

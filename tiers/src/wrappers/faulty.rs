@@ -200,6 +200,10 @@ impl<T: SecondaryTier> SecondaryTier for Faulty<T> {
         self.inner_events = events;
     }
 
+    fn next_to_scrub(&mut self) -> Option<Key> {
+        self.inner.next_to_scrub()
+    }
+
     fn touch(&mut self, keys: &[Key]) {
         self.inner.touch(keys);
     }

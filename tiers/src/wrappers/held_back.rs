@@ -61,6 +61,10 @@ impl<T: SecondaryTier, G: Gate> SecondaryTier for HeldBack<T, G> {
         self.inner.poll(out);
     }
 
+    fn next_to_scrub(&mut self) -> Option<Key> {
+        self.inner.next_to_scrub()
+    }
+
     fn touch(&mut self, keys: &[Key]) {
         self.inner.touch(keys);
     }

@@ -34,6 +34,7 @@ pub fn config(blocks: u64, lanes: usize) -> NvmeConfig {
         direct_io: Choice::Auto,
         io_uring: Choice::Auto,
         catalog: Choice::Auto,
+        scrub_bytes_per_second: 0,
     }
 }
 

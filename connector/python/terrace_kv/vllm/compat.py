@@ -84,3 +84,24 @@ def report_failed_loads(take_failed: Callable[[set[str]], set[str]]) -> bool:
 
     connector.get_transfer_results = get_transfer_results
     return True
+
+
+def flush_in_step(flush: Callable[[], None]) -> bool:
+    """Has this worker told when all of a step's transfers are submitted, before the model runs. False: it is not told,
+    and has to do with `get_finished`, after the model ran.
+    """
+    from vllm.distributed import kv_transfer
+
+    if not kv_transfer.has_kv_transfer_group():
+        return False
+    connector: Any = kv_transfer.get_kv_transfer_group()
+    starts = getattr(connector, "start_load_kv", None)
+    if starts is None:
+        return False
+
+    def start_load_kv(*arguments: Any, **named: Any) -> None:
+        starts(*arguments, **named)
+        flush()
+
+    connector.start_load_kv = start_load_kv
+    return True

@@ -36,8 +36,8 @@ class LayoutError(Exception):
 class Reference:
     """One tensor's pages of a group."""
 
-    #: (blocks, page bytes), int8, in the tensor's memory.
-    pages: np.ndarray
+    #: (blocks, page bytes or more), int8.
+    tensor: torch.Tensor
     page_bytes: int
     #: Where the pages of a chunk begin in the worker's part of a slot.
     offset: int
@@ -69,24 +69,26 @@ class WorkerLayout:
             group = []
             for reference in references:
                 tensor = caches.tensors[reference.tensor_idx].tensor
-                if tensor.device.type != "cpu":
-                    raise LayoutError(
-                        f"the KV cache lies on {tensor.device}: this release of terrace-kv copies to and from "
-                        "host memory only. Copies by CUDA are missing: use vLLM's CPU backend, or vLLM's own "
-                        "TieringOffloadingSpec with a TerraceTier."
-                    )
                 if tensor.dtype != torch.int8 or tensor.ndim != 2 or tensor.shape[1] < reference.page_size_bytes:
                     raise LayoutError(
                         f"a KV cache of shape {tuple(tensor.shape)} and type {tensor.dtype} is not understood"
                     )
                 page_bytes = reference.page_size_bytes
-                group.append(Reference(tensor.numpy()[:, :page_bytes], page_bytes, offset))
+                group.append(Reference(tensor, page_bytes, offset))
                 offset += page_bytes * blocks_per_chunk
             if offset > part_bytes:
                 raise LayoutError(
                     f"group {index} has {offset} bytes for each chunk, the worker's part of a slot only {part_bytes}"
                 )
             self.groups.append(group)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the KV cache lies. Raises `LayoutError` if it lies in several places."""
+        devices = {reference.tensor.device for group in self.groups for reference in group}
+        if len(devices) != 1:
+            raise LayoutError(f"the KV cache lies on {sorted(map(str, devices))}: it must lie on one device")
+        return next(iter(devices))
 
     def runs(
         self, block_ids: np.ndarray, group_sizes: Sequence[int], block_indices: Sequence[int], slots: np.ndarray
@@ -175,7 +177,8 @@ def _pair(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """A reference's pages and its area (slots, places, page) of the region, both of the widest element type that
     fits."""
-    pages, page_bytes, start = reference.pages, reference.page_bytes, part + reference.offset
+    page_bytes, start = reference.page_bytes, part + reference.offset
+    pages = reference.tensor.numpy()[:, :page_bytes]
     for width, dtype in _WIDTHS:
         if any(place % width for place in (page_bytes, start, stride, pages.strides[0], pages.ctypes.data)):
             continue

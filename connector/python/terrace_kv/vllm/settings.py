@@ -11,7 +11,17 @@ from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-_KEYS = ("terrace_socket", "terrace_call_budget_ms", "terrace_tenant", "terrace_namespace_extra")
+_KEYS = (
+    "terrace_socket",
+    "terrace_call_budget_ms",
+    "terrace_tenant",
+    "terrace_namespace_extra",
+    "terrace_copy",
+    "terrace_copy_library",
+)
+#: Who copies. `auto`: host memory this process, a GPU's the daemon, or this process where the memory cannot be handed
+#: over. `library`: this process, through libterrace_copy.so. `daemon`: the daemon. `host`: this process, host memory only.
+COPIES = ("auto", "daemon", "library", "host")
 #: vLLM's own keys that say what the daemon's configuration says: where that is.
 _DAEMONS = {
     "cpu_bytes_to_use": "primary.capacity",
@@ -34,6 +44,11 @@ class Settings:
     tenant: str = ""
     #: Whatever else makes bytes differ, by the user's own names.
     namespace_extra: Mapping[str, str] = field(default_factory=dict)
+
+    #: One of `COPIES`.
+    copy: str = "auto"
+    #: Path of libterrace_copy.so; empty: where the system finds it.
+    copy_library: str = ""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> Settings:
@@ -63,7 +78,14 @@ class Settings:
                     extra[key],
                     place,
                 )
-        return cls(socket, _budget(extra), _tenant(extra), _namespace_extra(extra))
+        return cls(
+            socket,
+            _budget(extra),
+            _string(extra, "terrace_tenant"),
+            _namespace_extra(extra),
+            _copy(extra),
+            _string(extra, "terrace_copy_library"),
+        )
 
 
 def _budget(extra: Mapping[str, Any]) -> float:
@@ -76,11 +98,18 @@ def _budget(extra: Mapping[str, Any]) -> float:
     return float(value) / 1000
 
 
-def _tenant(extra: Mapping[str, Any]) -> str:
-    value = extra.get("terrace_tenant", "")
+def _string(extra: Mapping[str, Any], key: str) -> str:
+    value = extra.get(key, "")
     if not isinstance(value, str):
-        raise ValueError(f"kv_connector_extra_config: 'terrace_tenant' is {value!r}; it is a string.")
+        raise ValueError(f"kv_connector_extra_config: {key!r} is {value!r}; it is a string.")
     return value
+
+
+def _copy(extra: Mapping[str, Any]) -> str:
+    value = extra.get("terrace_copy", "auto")
+    if value not in COPIES:
+        raise ValueError(f"kv_connector_extra_config: 'terrace_copy' is {value!r}; it is one of {', '.join(COPIES)}.")
+    return str(value)
 
 
 def _namespace_extra(extra: Mapping[str, Any]) -> dict[str, str]:

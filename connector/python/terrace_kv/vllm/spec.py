@@ -19,8 +19,8 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from ..options import Geometry, SessionOptions
 from ..session import SchedulerSession
-from ..worker_session import WorkerSession
-from .compat import engine_configs, log_as_vllm, recompute_failed_loads, report_failed_loads
+from .compat import engine_configs, flush_in_step, log_as_vllm, recompute_failed_loads, report_failed_loads
+from .copies import open_worker
 from .layout import LayoutError, WorkerLayout
 from .manager import TerraceManager
 from .namespace import vllm_namespace
@@ -120,7 +120,7 @@ class TerraceOffloadingSpec(OffloadingSpec):
             rank = self.config.parallel.rank
             part = 0 if self.replicated_layout else rank
             layout = WorkerLayout(kv_caches, self.blocks_per_chunk, part * self.part_bytes, self.part_bytes)
-            self._worker = TerraceWorker(WorkerSession(self.options(rank)), layout)
+            self._worker = open_worker(self.settings, self.options(rank), layout)
             if not report_failed_loads(self._worker.take_failed_requests):
                 self._worker.shutdown()
                 self._worker = None
@@ -128,6 +128,7 @@ class TerraceOffloadingSpec(OffloadingSpec):
                     "this vLLM cannot be told that a load failed: terrace-kv works with 0.32.0 and 0.33.0, "
                     "as the KV connector OffloadingConnector"
                 )
+            flush_in_step(self._worker.flush)
         return self._worker
 
     def _groups(self) -> list[Group]:

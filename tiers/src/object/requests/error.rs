@@ -108,6 +108,15 @@ impl Failure {
         !matches!(self.error, RequestError::Failed(_) | RequestError::Deadline | RequestError::Closed)
     }
 
+    /// The same of a PUT, which asks for nothing that could be missing: a server that says so all the same (one whose parts are not
+    /// all there) may do better next time.
+    pub fn of_put(self) -> Self {
+        match self.error {
+            RequestError::NotFound => Self::passing(RequestError::Failed("404 in answer to a PUT".to_owned())),
+            _ => self,
+        }
+    }
+
     /// No answer in the time of one attempt.
     pub fn silent() -> Self {
         Self { error: RequestError::Failed("no answer".to_owned()), again: true, slow_down: true }

@@ -196,6 +196,10 @@ fn after<T>(wrong: Option<Wrong>, done: T) -> Result<T> {
 
 pub(crate) fn status_error(status: u16) -> Error {
     let error = StatusError { status, code: String::new(), message: String::new() };
+    if status == 404 {
+        // The one that passes through to `object_store`'s own type.
+        return Error::NotFound { path: String::new(), source: Box::new(error) };
+    }
     Error::Generic { store: "test", source: Box::new(HttpError::new(HttpErrorKind::Unknown, error)) }
 }
 

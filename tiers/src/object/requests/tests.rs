@@ -258,6 +258,26 @@ async fn a_conditional_put_knows_its_own_object_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_put_that_is_answered_by_404_is_sent_again() {
+    for wrong in [Wrong::Status(404), Wrong::StatusAfter(404)] {
+        let rig = Rig::new(|_| {});
+        let path = Path::from("segment");
+        let put = |bytes: Vec<u8>| rig.requests.put(Class::Store, &path, bytes.into(), true, rig.within(60 * SECOND));
+        rig.store.plan(Op::Put, wrong, 1);
+        assert_eq!(put(content(0..100)).await, Ok(()), "{wrong:?}: at the second attempt, or done by the first");
+        rig.store.plan(Op::Put, Wrong::Status(404), 1);
+        assert_eq!(put(content(1..101)).await, Err(RequestError::Exists), "{wrong:?}: another's object stays");
+        assert_eq!(rig.stored(&path).await, content(0..100));
+        // A server that says nothing else: a failure, which names no object, after four times more.
+        rig.store.plan(Op::Put, Wrong::Status(404), 100);
+        let before = rig.counters.puts.get();
+        assert!(matches!(put(content(0..9)).await, Err(RequestError::Failed(_))));
+        assert_eq!(rig.counters.puts.get(), before + 5);
+        assert_eq!(rig.counters.request_failures.get(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn parts_become_an_object_or_are_given_up() {
     let rig = Rig::new(|_| {});
     let path = Path::from("segment");

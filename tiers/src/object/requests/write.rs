@@ -71,7 +71,7 @@ impl Requests {
                 }
                 Err(failure) => {
                     drop(permit);
-                    self.again(&call, *tries, failure).await?;
+                    self.again(&call, *tries, failure.of_put()).await?;
                 }
             }
         }
