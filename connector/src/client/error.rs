@@ -3,9 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use terrace_kernels::CopyError;
 use terrace_primary::PrimaryError;
 
-use crate::protocol::ProtocolError;
+use crate::protocol::{Kind, ProtocolError};
 
 /// Why there is no session. None of it ends an engine: until there is one everything is a miss.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +44,19 @@ pub enum ClientError {
     /// The answer contradicts what was asked for.
     #[error("the daemon's answer does not fit: {0}")]
     Unfit(String),
+    /// The device of this process does not do what is needed.
+    #[error("the device: {0}")]
+    Device(#[from] CopyError),
+    /// The daemon does not copy what it was asked to.
+    #[error("the daemon refused {kind:?} ({code}): {message}")]
+    Copies {
+        /// What was asked for.
+        kind: Kind,
+        /// [`ErrorCode`](crate::protocol::ErrorCode) as a number.
+        code: u16,
+        /// Why.
+        message: String,
+    },
     /// The region cannot be mapped.
     #[error("the daemon's region cannot be used: {0}")]
     Region(#[from] PrimaryError),

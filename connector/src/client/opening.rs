@@ -12,7 +12,7 @@ use terrace_primary::Region;
 use super::connection::{Broken, Connection, Frame};
 use super::error::ClientError;
 use super::options::ClientOptions;
-use crate::protocol::{ErrorReply, FrameFlags, HelloReply, Kind, VERSION, decode};
+use crate::protocol::{ErrorReply, FrameFlags, Hello, HelloReply, Kind, VERSION, decode};
 
 /// How long the daemon may take to answer.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
@@ -29,10 +29,15 @@ pub(crate) struct Opened {
 
 /// Opens a session. Blocks, [`HELLO_DEADLINE`] at most, or until `stop` is set.
 pub(crate) fn open(options: &ClientOptions, attempt: u64, stop: &AtomicBool) -> Result<Opened, ClientError> {
+    open_as(options, &options.hello(attempt), stop)
+}
+
+/// The same, as whoever `hello` says.
+pub(crate) fn open_as(options: &ClientOptions, hello: &Hello, stop: &AtomicBool) -> Result<Opened, ClientError> {
     let stream = UnixStream::connect(&options.socket)
         .map_err(|error| ClientError::Connect { socket: options.socket.clone(), error })?;
     let mut connection = Connection::new(OwnedFd::from(stream))?;
-    connection.queue(Kind::Hello, FrameFlags::REQUEST, Some(&options.hello(attempt)))?;
+    connection.queue(Kind::Hello, FrameFlags::REQUEST, Some(hello))?;
     let frame = answer(&mut connection, options, stop)?;
     if frame.header.flags == FrameFlags::ERROR {
         let ErrorReply { code, message } = decode("ErrorReply", &frame.body)?;

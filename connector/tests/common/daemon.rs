@@ -38,9 +38,13 @@ pub struct Daemon {
 impl Daemon {
     /// `slots` slots and no tier; `more` are further lines of the configuration, where DIR stands for its directory.
     pub fn new(slots: u32, more: &str) -> Self {
+        Self::with(slots, more, ServerOptions::default())
+    }
+
+    pub fn with(slots: u32, more: &str, options: ServerOptions) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let config = config(slots, more, dir.path());
-        let handle = Server::start(&config, ServerOptions::default()).expect("the daemon starts");
+        let handle = Server::start(&config, options).expect("the daemon starts");
         Self { handle, config, dir }
     }
 

@@ -25,6 +25,8 @@ use crate::server::wake::Wake;
 
 /// How often it is looked whether threads have ended, where they are waited for.
 const NAP: Duration = Duration::from_millis(1);
+/// Pages of jobs that a session may have copied at once, in messages full of them.
+const WANTED_MESSAGES: usize = 4;
 /// Bytes of a [`CopiedJob`] on the wire, at most.
 const COPIED_BYTES: usize = 32;
 
@@ -45,6 +47,8 @@ pub(in crate::server) enum Attachment {
 /// A job that a session wants copied.
 struct Wanted {
     since: Time,
+    /// Of its lists.
+    bytes: usize,
     /// What waits for the `EndStep` that begins its load. `None`: the thread has it.
     work: Option<Work>,
 }
@@ -58,6 +62,8 @@ struct Copier {
     closing: bool,
     /// By name: the next `Copied` tells of each.
     jobs: BTreeMap<u64, Wanted>,
+    /// Of all their lists.
+    bytes: usize,
 }
 
 /// All copy threads of a pool.
@@ -96,7 +102,9 @@ impl Copiers {
     }
 
     fn forget(&mut self, id: SessionId, job: u64) -> Option<Wanted> {
-        let wanted = self.table.get_mut(&id)?.jobs.remove(&job)?;
+        let copier = self.table.get_mut(&id)?;
+        let wanted = copier.jobs.remove(&job)?;
+        copier.bytes = copier.bytes.saturating_sub(wanted.bytes);
         self.awaited = self.awaited.saturating_sub(usize::from(wanted.work.is_some()));
         Some(wanted)
     }
@@ -125,11 +133,16 @@ impl Pool {
                 message.groups.len()
             )));
         }
+        let most = self.config.server.sessions as usize;
+        if self.copiers.len() >= most {
+            self.counts.refuse(Limit::Attach);
+            return Err(Refusal::limit(format!("{most} workers have memory open, some that are gone among them")));
+        }
         let teller = Teller { session: call.id, to: self.copiers.teller.clone(), wake: self.copiers.wake.clone() };
         let thread = CopyThread::start(share, message, teller)
             .map_err(|error| Refusal::new(ErrorCode::Internal, format!("no thread to copy on: {error}")))?;
         self.session(call.id)?.attachment = Attachment::Opening(call.sequence);
-        let copier = Copier { engine, rank, thread, closing: false, jobs: BTreeMap::new() };
+        let copier = Copier { engine, rank, thread, closing: false, jobs: BTreeMap::new(), bytes: 0 };
         self.copiers.table.insert(call.id, copier);
         Ok(())
     }
@@ -159,18 +172,20 @@ impl Pool {
 
     /// Takes a job's copy if there is room for it. False: it is refused, and the job fails for this rank.
     fn want(&mut self, id: SessionId, work: Work, now: Time) -> bool {
-        let most = self.limits.jobs as usize;
-        let job = work.job;
+        let most_bytes = (self.limits.message_bytes as usize).saturating_mul(WANTED_MESSAGES);
+        let (job, bytes) = (work.job, work.bytes());
         let Some(copier) = self.copiers.table.get_mut(&id) else { return false };
-        if copier.jobs.len() >= most || copier.jobs.contains_key(&job) {
-            if copier.jobs.len() >= most {
+        let is_full = copier.jobs.len() >= self.limits.jobs as usize || copier.bytes.saturating_add(bytes) > most_bytes;
+        if is_full || copier.jobs.contains_key(&job) {
+            if is_full {
                 self.counts.refuse(Limit::Copies);
             }
             let (engine, rank) = (copier.engine.clone(), copier.rank);
             self.refuse_copy(&engine, job, rank);
             return false;
         }
-        copier.jobs.insert(job, Wanted { since: now, work: Some(work) });
+        copier.jobs.insert(job, Wanted { since: now, bytes, work: Some(work) });
+        copier.bytes += bytes;
         self.copiers.awaited += 1;
         match self.start_copy(id, job) {
             Begun::Yes => true,
@@ -179,7 +194,8 @@ impl Pool {
                 self.counts.copies_early += 1;
                 true
             }
-            Begun::Unknown | Begun::No => {
+            begun => {
+                self.counts.copies_refused += u64::from(begun == Begun::Unknown);
                 self.copiers.forget(id, job);
                 false
             }

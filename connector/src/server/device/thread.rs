@@ -32,6 +32,13 @@ pub(super) struct Work {
     pub slots: Vec<u32>,
 }
 
+impl Work {
+    /// What its lists take.
+    pub fn bytes(&self) -> usize {
+        4 * [&self.blocks, &self.sizes, &self.firsts, &self.slots].iter().map(|list| list.len()).sum::<usize>()
+    }
+}
+
 /// What a thread has to say.
 pub(super) enum What {
     Attached(Result<AttachReply, Refusal>),
@@ -89,7 +96,7 @@ impl CopyThread {
         let handle = {
             let closed = Arc::clone(&closed);
             std::thread::Builder::new().name(name).spawn(move || {
-                let ended = catch_unwind(AssertUnwindSafe(|| run(&share, &attach, &inbox, &closed, &teller)));
+                let ended = catch_unwind(AssertUnwindSafe(|| run(&share, attach, &inbox, &closed, &teller)));
                 drop(share);
                 teller.tell(What::Over { panicked: ended.is_err() });
             })?
@@ -117,14 +124,15 @@ impl CopyThread {
     }
 }
 
-fn run(share: &DeviceShare, attach: &Attach, inbox: &Receiver<Work>, closed: &AtomicBool, teller: &Teller) {
-    let attached = match attach::open(share, attach) {
+fn run(share: &DeviceShare, attach: Attach, inbox: &Receiver<Work>, closed: &AtomicBool, teller: &Teller) {
+    let attached = match attach::open(share, &attach) {
         Ok((attached, reply)) => {
             teller.tell(What::Attached(Ok(reply)));
             attached
         }
         Err(refusal) => return teller.tell(What::Attached(Err(refusal))),
     };
+    drop(attach);
     let mut copier = Copier {
         attached,
         share,
