@@ -26,6 +26,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "terrace-connector",
         ],
     ),
+    // It compiles files of the others, and depends on none.
+    ("terrace-models", &[]),
     ("terrace-test-s3", &[]),
     ("terrace-simulation", &["terrace-config", "terrace-primary", "terrace-tiers", "terrace-tiering"]),
 ];

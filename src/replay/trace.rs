@@ -86,7 +86,8 @@ impl TraceFile {
             }
             self.probed.push_back(arrival);
         }
-        self.tokens_per_block = u32::try_from(most.next_power_of_two()).map_err(|_| {
+        let tokens = most.checked_next_power_of_two().and_then(|tokens| u32::try_from(tokens).ok());
+        self.tokens_per_block = tokens.ok_or_else(|| {
             self.fault(format!("a block would have {most} tokens: give --tokens-per-block, or mend input_length"))
         })?;
         Ok(())
@@ -218,6 +219,10 @@ mod tests {
                 "output_length 5000000000",
             ),
             (r#"{"timestamp":1,"input_length":1,"output_length":1,"hash_ids":[-4]}"#, "-4"),
+            (
+                r#"{"timestamp":1,"input_length":9223372036854775809,"output_length":1,"hash_ids":[1]}"#,
+                "a block would have 9223372036854775809 tokens",
+            ),
         ] {
             let (_folder, path) = file(format!("{good}\n{bad}\n").as_bytes());
             let text = all(&path).unwrap_err().to_string();

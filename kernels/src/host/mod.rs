@@ -3,6 +3,7 @@
 mod pieces;
 mod queue;
 mod stream;
+mod sync;
 
 use std::collections::HashMap;
 use std::sync::Arc;

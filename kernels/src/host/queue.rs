@@ -1,13 +1,13 @@
 //! What the submitting thread and the copying threads share.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::Histogram;
 
 use super::pieces::Pieces;
+use super::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::engine::{CopyDone, CopyId};
 
 /// A submitted copy.
@@ -128,10 +128,11 @@ impl Queue {
     }
 
     fn finish(&self, state: &mut State, job: &Job) {
-        job.done.store(true, Ordering::Release);
         state.finished.push(job.report());
         job.took.record(job.submitted.elapsed());
         self.finished.store(state.finished.len(), Ordering::Release);
+        // Last: who sees it as done without the lock finds its report in the next poll.
+        job.done.store(true, Ordering::Release);
         self.done.notify_all();
     }
 

@@ -2,15 +2,14 @@
 //! a hundred
 //! times slower than any later one, so it must not happen while an engine waits.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use rustix::io::Errno;
 
 use super::map::{HUGE_PAGE_BYTES, Mapping};
+use super::tally::Tally;
 use super::{PageKind, Progress, limits};
 use crate::error::PrimaryError;
 
@@ -41,37 +40,14 @@ pub(super) struct Backing {
     numa_node: Option<u32>,
     /// Where the machine's limits are read.
     root: PathBuf,
-    /// The next piece that nobody has taken.
-    next: AtomicUsize,
-    stop: AtomicBool,
-    ready_bytes: AtomicU64,
-    done: Mutex<Done>,
+    tally: Tally,
     failure: OnceLock<PrimaryError>,
-}
-
-#[derive(Debug, Default)]
-struct Done {
-    /// Pieces backed from the start on, without a gap.
-    leading: usize,
-    /// Pieces backed beyond a gap: as many as there are threads, at most.
-    ahead: BTreeSet<usize>,
-    /// Bytes of all of them.
-    bytes: usize,
 }
 
 impl Backing {
     pub(super) fn new(mapping: Arc<Mapping>, lock_memory: bool, numa_node: Option<u32>, root: PathBuf) -> Self {
-        Self {
-            mapping,
-            lock_memory,
-            numa_node,
-            root,
-            next: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            ready_bytes: AtomicU64::new(0),
-            done: Mutex::default(),
-            failure: OnceLock::new(),
-        }
+        let tally = Tally::new(mapping.bytes(), PIECE_BYTES);
+        Self { mapping, lock_memory, numa_node, root, tally, failure: OnceLock::new() }
     }
 
     /// Backs all of it, on this thread and others. Blocks until it is done or one piece failed.
@@ -91,7 +67,7 @@ impl Backing {
 
     /// Bytes from the start on that are backed. Only grows.
     pub(super) fn ready_bytes(&self) -> u64 {
-        self.ready_bytes.load(Ordering::Acquire)
+        self.tally.ready_bytes()
     }
 
     /// Why the rest will never be backed.
@@ -114,16 +90,13 @@ impl Backing {
     /// Takes pieces until there are no more, one failed, or the backing was stopped.
     fn work(&self, progress: Progress<'_>) {
         let bytes = self.mapping.bytes();
-        while !self.is_stopped() {
-            let piece = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some(start) = piece.checked_mul(PIECE_BYTES).filter(|start| *start < bytes) else { return };
-            let len = PIECE_BYTES.min(bytes - start);
+        while let Some((piece, start, len)) = self.tally.take() {
             match self.ask(piece, bytes - start).and_then(|()| self.back(start, len)) {
-                Ok(true) => self.count(piece, len, progress),
+                Ok(true) => self.tally.done(piece, len, |done| progress(done as u64, bytes as u64)),
                 Ok(false) => return,
                 Err(error) => {
                     let _ = self.failure.set(error);
-                    self.stop.store(true, Ordering::Relaxed);
+                    self.tally.stop();
                 }
             }
         }
@@ -152,7 +125,7 @@ impl Backing {
         let step = if self.mapping.pages() == PageKind::Huge { HUGE_PAGE_BYTES } else { STEP_BYTES };
         let system = |step| move |errno: Errno| PrimaryError::System { step, source: errno.into() };
         for offset in (start..start + len).step_by(step) {
-            if self.is_stopped() {
+            if self.tally.is_stopped() {
                 return Ok(false);
             }
             self.mapping.populate(offset, step.min(start + len - offset)).map_err(system("backing its pages"))?;
@@ -168,30 +141,6 @@ impl Backing {
             })?;
         }
         Ok(true)
-    }
-
-    fn count(&self, piece: usize, len: usize, progress: Progress<'_>) {
-        let mut done = self.done();
-        done.bytes += len;
-        done.ahead.insert(piece);
-        while let leading = done.leading
-            && done.ahead.remove(&leading)
-        {
-            done.leading += 1;
-        }
-        let bytes = self.mapping.bytes();
-        // Whoever sees these bytes as ready sees them backed.
-        self.ready_bytes.store(bytes.min(done.leading * PIECE_BYTES) as u64, Ordering::Release);
-        // Under the lock: one at a time, and growing.
-        progress(done.bytes as u64, bytes as u64);
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    fn done(&self) -> MutexGuard<'_, Done> {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -233,7 +182,7 @@ impl Behind {
 
 impl Drop for Behind {
     fn drop(&mut self) {
-        self.backing.stop.store(true, Ordering::Relaxed);
+        self.backing.tally.stop();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

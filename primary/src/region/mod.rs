@@ -6,6 +6,8 @@ mod copy;
 mod limits;
 mod map;
 mod start;
+mod sync;
+mod tally;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,7 +1,6 @@
 //! Tickets that were given up, handed from the manager's thread to the shard's.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use super::sync::{AtomicU64, Mutex, Ordering, PoisonError, fence};
 
 /// Tickets that were given up and that the shard has not dealt with yet.
 ///

@@ -2,15 +2,14 @@
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::abandon::AbandonList;
 use super::device::Device;
-use super::port::{BlockName, Command, PortCounters, PortEvent, ShardPort};
+use super::mailbox::{Mailbox, Standing};
+use super::port::{Command, PortCounters, PortEvent, ShardPort};
 use super::shard::Shard;
 use super::wake::Waker;
 use crate::error::TierError;
@@ -19,59 +18,13 @@ use crate::tier::Fault;
 /// Events beyond which the scan is held until somebody collects them.
 const SCAN_HOLD_EVENTS: usize = 4096;
 
-/// How the thread stands.
-const RUNNING: u8 = 0;
-/// It ended and nothing is unfinished: commands without a `Done` are `Closed`.
-const ENDED: u8 = 1;
-/// It panicked, and nothing is unfinished: commands without a `Done` are `Io`.
-const FAILED: u8 = 2;
-
-/// What both threads see.
-#[derive(Debug)]
-struct Shared {
-    inbox: Mutex<Inbox>,
-    outbox: Mutex<Outbox>,
-    abandons: Arc<AbandonList>,
-    waker: Arc<Waker>,
-    /// The thread sleeps or is about to, and must be woken.
-    sleeping: AtomicBool,
-    state: AtomicU8,
-}
-
-#[derive(Debug, Default)]
-struct Inbox {
-    commands: Vec<Command>,
-    /// Victims of stores that never left: bounded by the batch they came from.
-    victims: Vec<BlockName>,
-    scan: bool,
-    /// Wait this long for what is in the kernel, then end.
-    close: Option<Duration>,
-}
-
-impl Inbox {
-    fn is_empty(&self) -> bool {
-        self.commands.is_empty() && self.victims.is_empty() && !self.scan && self.close.is_none()
-    }
-}
-
-#[derive(Debug, Default)]
-struct Outbox {
-    events: Vec<PortEvent>,
-    counters: PortCounters,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these locks, and the content would still be whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A shard on a thread of its own, behind two queues. Commands wait in this port until a flush: one lock and at most one wake per batch.
 ///
 /// A panic on the thread is caught: what the kernel still holds is waited for, every command that has no `Done` gets
 /// [`Fault::Io`], and the port is closed.
 #[derive(Debug)]
 pub struct ThreadedPort {
-    shared: Arc<Shared>,
+    mail: Arc<Mailbox>,
     /// Pushed and not flushed.
     batch: Vec<Command>,
     /// Accepted and not reported. The one place that decides that each is reported once.
@@ -104,8 +57,8 @@ impl ThreadedPort {
             .spawn(move || thread_main(build, thread_waker, &built, &end))
             .map_err(|source| TierError::System { step: "starting a thread", source })?;
         match wait_built.recv() {
-            Ok(Ok(shared)) => Ok(Self {
-                shared,
+            Ok(Ok(mail)) => Ok(Self {
+                mail,
                 batch: Vec::new(),
                 open: HashSet::new(),
                 bound: queue_entries.max(1) as usize,
@@ -122,19 +75,11 @@ impl ThreadedPort {
             }
         }
     }
-
-    fn wake(&self) {
-        // Pairs with the fence in `run`: either the thread sees what was put into the inbox, or this sees that it sleeps.
-        fence(Ordering::SeqCst);
-        if self.shared.sleeping.load(Ordering::Relaxed) {
-            self.shared.waker.wake();
-        }
-    }
 }
 
 impl ShardPort for ThreadedPort {
     fn push(&mut self, command: Command) -> Result<(), Command> {
-        if self.closed || self.open.len() >= self.bound || self.shared.state.load(Ordering::Acquire) != RUNNING {
+        if self.closed || self.open.len() >= self.bound || self.mail.standing() != Standing::Running {
             return Err(command);
         }
         self.open.insert(command.ticket());
@@ -151,17 +96,17 @@ impl ShardPort for ThreadedPort {
             let command = self.batch.remove(at);
             self.own_events.push(PortEvent::Done { ticket, result: Err(Fault::Expired) });
             if let Command::Store { recycle: Some(name), .. } = command {
-                lock(&self.shared.inbox).victims.push(name);
+                self.mail.add_victim(name);
                 self.dirty = true;
             }
             return;
         }
-        self.shared.abandons.add(ticket);
+        self.mail.abandon(ticket);
         self.dirty = true;
     }
 
     fn scan(&mut self) {
-        lock(&self.shared.inbox).scan = true;
+        self.mail.ask_scan();
         self.dirty = true;
     }
 
@@ -170,19 +115,15 @@ impl ShardPort for ThreadedPort {
             return;
         }
         self.dirty = false;
-        lock(&self.shared.inbox).commands.append(&mut self.batch);
-        self.wake();
+        self.mail.send(&mut self.batch);
     }
 
     fn poll(&mut self, out: &mut Vec<PortEvent>) {
         self.flush();
         // Read before the events: once the thread has ended there will be no more of them.
-        let state = self.shared.state.load(Ordering::Acquire);
+        let standing = self.mail.standing();
         let mut events = std::mem::take(&mut self.own_events);
-        events.append(&mut lock(&self.shared.outbox).events);
-        if events.len() >= SCAN_HOLD_EVENTS {
-            self.wake();
-        }
+        self.mail.collect(&mut events);
         let open = &mut self.open;
         out.extend(events.drain(..).filter(|event| match event {
             PortEvent::Done { ticket, .. } => open.remove(ticket),
@@ -191,8 +132,8 @@ impl ShardPort for ThreadedPort {
         if events.capacity() <= SCAN_HOLD_EVENTS {
             self.own_events = events;
         }
-        if state != RUNNING {
-            let fault = if state == FAILED { Fault::Io } else { Fault::Closed };
+        if standing != Standing::Running {
+            let fault = if standing == Standing::Failed { Fault::Io } else { Fault::Closed };
             out.extend(open.drain().map(|ticket| PortEvent::Done { ticket, result: Err(fault) }));
         }
     }
@@ -202,8 +143,7 @@ impl ShardPort for ThreadedPort {
             return;
         }
         self.flush();
-        lock(&self.shared.inbox).close = Some(within);
-        self.shared.waker.wake();
+        self.mail.close(within);
         // A thread that sits in a blocking call on a hung device is left behind, with all that it owns.
         match self.ended.recv_timeout(within.saturating_add(Duration::from_secs(1))) {
             Ok(()) | Err(RecvTimeoutError::Disconnected) => {
@@ -218,7 +158,7 @@ impl ShardPort for ThreadedPort {
     }
 
     fn counters(&self) -> PortCounters {
-        lock(&self.shared.outbox).counters
+        self.mail.counters()
     }
 }
 
@@ -228,7 +168,7 @@ impl Drop for ThreadedPort {
     }
 }
 
-fn thread_main<D, F>(build: F, waker: Arc<Waker>, built: &Sender<Result<Arc<Shared>, TierError>>, end: &Sender<()>)
+fn thread_main<D, F>(build: F, waker: Arc<Waker>, built: &Sender<Result<Arc<Mailbox>, TierError>>, end: &Sender<()>)
 where
     D: Device,
     F: FnOnce(Arc<Waker>) -> Result<Shard<D>, TierError>,
@@ -240,30 +180,23 @@ where
             return;
         }
     };
-    let shared = Arc::new(Shared {
-        inbox: Mutex::default(),
-        outbox: Mutex::default(),
-        abandons: shard.abandons(),
-        waker,
-        sleeping: AtomicBool::new(false),
-        state: AtomicU8::new(RUNNING),
-    });
-    if built.send(Ok(Arc::clone(&shared))).is_err() {
+    let mail = Arc::new(Mailbox::new(shard.abandons(), waker, SCAN_HOLD_EVENTS));
+    if built.send(Ok(Arc::clone(&mail))).is_err() {
         return;
     }
-    let state = match catch_unwind(AssertUnwindSafe(|| run(&mut shard, &shared))) {
-        Ok(quiet) => quiet.then_some(ENDED),
+    let standing = match catch_unwind(AssertUnwindSafe(|| mail.serve(&mut shard))) {
+        Ok(quiet) => quiet.then_some(Standing::Ended),
         Err(_) => {
             tracing::error!("a tier's thread panicked: the directory is closed, its blocks are misses");
-            let quiet = catch_unwind(AssertUnwindSafe(|| drain_device(&mut shard, &shared)));
-            quiet.unwrap_or(false).then_some(FAILED)
+            let quiet = catch_unwind(AssertUnwindSafe(|| drain_device(&mut shard, &mail)));
+            quiet.unwrap_or(false).then_some(Standing::Failed)
         }
     };
-    match state {
-        Some(state) => {
+    match standing {
+        Some(standing) => {
             // The shard first: it frees the ring, and gives the directory's lock back.
             drop(shard);
-            shared.state.store(state, Ordering::Release);
+            mail.end(standing);
         }
         // The kernel may still touch what the shard owns.
         None => std::mem::forget(shard),
@@ -271,69 +204,12 @@ where
     let _ = end.send(());
 }
 
-/// Runs until closed. Tells whether nothing is unfinished.
-fn run<D: Device>(shard: &mut Shard<D>, shared: &Shared) -> bool {
-    let mut commands = Vec::new();
-    let mut events = Vec::new();
-    let mut give_up_at: Option<Instant> = None;
-    loop {
-        // In this order: whoever is on the list was put into the inbox before.
-        shard.take_abandoned();
-        let mut inbox = lock(&shared.inbox);
-        std::mem::swap(&mut inbox.commands, &mut commands);
-        let victims = std::mem::take(&mut inbox.victims);
-        let (scan, close) = (std::mem::take(&mut inbox.scan), inbox.close.take());
-        drop(inbox);
-        for name in victims {
-            shard.remove_victim(name);
-        }
-        for command in commands.drain(..) {
-            shard.accept(command);
-        }
-        if scan {
-            shard.scan();
-        }
-        if let Some(within) = close {
-            shard.close(&mut events);
-            give_up_at = Some(Instant::now() + within);
-        }
-        shard.step(&mut events);
-        let mut outbox = lock(&shared.outbox);
-        outbox.events.append(&mut events);
-        outbox.counters = shard.counters();
-        shard.hold_scan(outbox.events.len() >= SCAN_HOLD_EVENTS);
-        drop(outbox);
-
-        let mut at_most = None;
-        if let Some(at) = give_up_at {
-            if shard.is_quiet() {
-                return true;
-            }
-            at_most = Some(at.saturating_duration_since(Instant::now()));
-            if at_most == Some(Duration::ZERO) {
-                return false;
-            }
-        }
-        shared.sleeping.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let inbox = lock(&shared.inbox);
-        let work = !inbox.is_empty() || shard.is_asked_to_abandon();
-        drop(inbox);
-        if work {
-            shard.flush();
-        } else {
-            shard.wait(at_most);
-        }
-        shared.sleeping.store(false, Ordering::Relaxed);
-    }
-}
-
 /// After a panic: waits until the device touches nothing more, or the port is closed.
-fn drain_device<D: Device>(shard: &mut Shard<D>, shared: &Shared) -> bool {
+fn drain_device<D: Device>(shard: &mut Shard<D>, mail: &Mailbox) -> bool {
     let Some(device) = shard.device_mut() else { return true };
     let mut completions = Vec::new();
     while device.unfinished() > 0 {
-        if lock(&shared.inbox).close.is_some() {
+        if mail.is_closed() {
             return false;
         }
         device.wait(Some(Duration::from_millis(100)));

@@ -1,13 +1,14 @@
 //! What goes between the manager's thread and the thread that talks to the store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use terrace_primary::{Key, SlotId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::blocks::Blocks;
+pub(crate) use super::given_up::GivenUp;
 use super::id::SegmentId;
 use super::record::SegmentRecord;
 use crate::clock::Time;
@@ -29,24 +30,6 @@ pub(crate) struct LoadPlace {
 pub(crate) struct StorePlace {
     pub index: u32,
     pub block: StoreBlock,
-}
-
-/// Whether a store job was given up: set by the manager's side before the job's slots may change. What was copied out of a slot
-/// is used only if this is not set after the copy.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct GivenUp(Arc<AtomicBool>);
-
-impl GivenUp {
-    /// From here on slots may change.
-    pub fn set(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether it was set. Bytes that were read before this call were read before, also to the processor.
-    pub fn is_set(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.0.load(Ordering::SeqCst)
-    }
 }
 
 /// From the manager's thread. Bounded by the blocks that the tier accepts.

@@ -1,15 +1,18 @@
 //! Registration of host memory, piece by piece, behind the running service.
 #![expect(unsafe_code, reason = "registering memory with the driver")]
 
+mod pieces;
+mod sync;
+
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::driver::Driver;
 use super::plan::{HostMap, HostSpan, Pinned};
 use crate::engine::CopyError;
+use pieces::{Piece, PieceTable};
 
 /// How memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,20 +72,12 @@ impl PinProgress {
     }
 }
 
-/// Not registered yet. Not a possible address of the device.
-const PENDING: u64 = 0;
-/// The driver refused.
-const REFUSED: u64 = u64::MAX;
-
 #[derive(Debug)]
 struct Shared {
     base: usize,
     len: usize,
     piece_bytes: usize,
-    /// Per piece: `PENDING`, `REFUSED`, or the address of its first byte as the device sees it. Set once.
-    pieces: Box<[AtomicU64]>,
-    next: AtomicUsize,
-    stop: AtomicBool,
+    pieces: PieceTable,
 }
 
 impl Shared {
@@ -130,15 +125,8 @@ impl RegionPins {
                  threads (1 to {MAX_THREADS})"
             )));
         }
-        let pieces = (0..len.div_ceil(piece_bytes)).map(|_| AtomicU64::new(PENDING)).collect();
-        let shared = Arc::new(Shared {
-            base,
-            len,
-            piece_bytes,
-            pieces,
-            next: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-        });
+        let pieces = PieceTable::new(len.div_ceil(piece_bytes));
+        let shared = Arc::new(Shared { base, len, piece_bytes, pieces });
         let mut pins = Self { driver: Arc::clone(driver), shared, threads: Vec::new(), _keep: keep };
         let began = Instant::now();
         for index in 0..threads.min(pins.shared.pieces.len()) {
@@ -155,11 +143,11 @@ impl RegionPins {
     /// How far it is.
     pub fn progress(&self) -> PinProgress {
         let mut progress = PinProgress { pieces: self.shared.pieces.len(), ..PinProgress::default() };
-        for (index, piece) in self.shared.pieces.iter().enumerate() {
-            match piece.load(Ordering::Acquire) {
-                PENDING => {}
-                REFUSED => progress.refused += 1,
-                _ => {
+        for index in 0..self.shared.pieces.len() {
+            match self.shared.pieces.get(index) {
+                Piece::Pending => {}
+                Piece::Refused => progress.refused += 1,
+                Piece::Registered(_) => {
                     progress.registered += 1;
                     progress.bytes += self.shared.piece(index).1 as u64;
                 }
@@ -179,26 +167,20 @@ impl RegionPins {
 }
 
 fn register_all(driver: &dyn Driver, shared: &Shared, began: Instant) {
-    loop {
-        let index = shared.next.fetch_add(1, Ordering::Relaxed);
-        let Some(piece) = shared.pieces.get(index) else { return };
-        if shared.stop.load(Ordering::Relaxed) {
-            return;
-        }
+    while let Some(index) = shared.pieces.take() {
         let (address, len) = shared.piece(index);
         // SAFETY: mapped, by the contract of `RegionPins::start`; each piece is registered by one thread, once.
-        let state = match unsafe { driver.register(address, len) } {
-            Ok(device) if device != PENDING && device != REFUSED => device,
-            Ok(_) => REFUSED,
+        let device = match unsafe { driver.register(address, len) } {
+            Ok(device) => Some(device),
             Err(error) => {
                 tracing::warn!(
                     "{len} bytes of the region cannot be pinned, their copies are slow: {}",
                     CopyError::from(error)
                 );
-                REFUSED
+                None
             }
         };
-        piece.store(state, Ordering::Release);
+        shared.pieces.set(index, device);
         if index + 1 == shared.pieces.len() {
             tracing::info!(
                 bytes = shared.len,
@@ -211,10 +193,10 @@ fn register_all(driver: &dyn Driver, shared: &Shared, began: Instant) {
 
 impl Drop for RegionPins {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.pieces.stop();
         self.wait();
-        for (index, piece) in self.shared.pieces.iter().enumerate() {
-            if matches!(piece.load(Ordering::Acquire), PENDING | REFUSED) {
+        for index in 0..self.shared.pieces.len() {
+            if !matches!(self.shared.pieces.get(index), Piece::Registered(_)) {
                 continue;
             }
             // SAFETY: registered by `register_all`; engines hold a reference until their copies are done, so none uses it.
@@ -264,9 +246,10 @@ impl HostMap for PinMap {
             let index = offset / shared.piece_bytes;
             let (piece, piece_len) = shared.piece(index);
             let len = len.min(piece_len - (address - piece));
-            let device = shared.pieces.get(index).map_or(PENDING, |state| state.load(Ordering::Acquire));
-            let pinned = (device != PENDING && device != REFUSED)
-                .then(|| Pinned { piece, to_device: (device as usize).wrapping_sub(piece) });
+            let pinned = match shared.pieces.get(index) {
+                Piece::Registered(device) => Some(Pinned { piece, to_device: (device as usize).wrapping_sub(piece) }),
+                Piece::Pending | Piece::Refused => None,
+            };
             return HostSpan { len, pinned };
         }
         HostSpan { len: before_next, pinned: None }

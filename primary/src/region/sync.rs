@@ -1,0 +1,4 @@
+//! What [`tally`](super::tally) synchronises with. `tests/models` compiles that file over loom's in the place of these.
+
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+pub(super) use std::sync::{Mutex, PoisonError};
