@@ -96,13 +96,16 @@ fn begin_load(boss: &mut Client, lease: u64, job: u64) {
 }
 
 fn await_outcome(boss: &mut Client, job: u64) -> bool {
-    let mut outcome = None;
-    until("the job has ended", || {
-        let reply = boss.end_step(&EndStep::default());
-        outcome = reply.jobs.iter().find(|ended| ended.job == job).map(|ended| ended.ok);
-        outcome.is_some()
+    await_outcomes(boss, [job]) == [true]
+}
+
+fn await_outcomes<const N: usize>(boss: &mut Client, jobs: [u64; N]) -> [bool; N] {
+    let mut ended = std::collections::BTreeMap::new();
+    until("the jobs have ended", || {
+        ended.extend(boss.end_step(&EndStep::default()).jobs.iter().map(|ended| (ended.job, ended.ok)));
+        jobs.iter().all(|job| ended.contains_key(job))
     });
-    outcome == Some(true)
+    jobs.map(|job| ended[&job])
 }
 
 #[test]
@@ -265,9 +268,9 @@ fn slots_are_given_back_when_report_and_copy_are_both_there() {
     until("they run", || device.calls("cuMemcpyAsync") > 0);
     // Given up by the worker, given up by the scheduler, reported too early: none frees what is still written to.
     hand.worker().complete(&[(1, false), (3, true)]).expect("it is sent");
+    until("the reports are there", || daemon.stat("terrace_messages_total{kind=\"complete\"") == 1.0);
     let completed = vec![CompletedJob { job: 2, ok: false }];
     boss.end_step(&EndStep { completed, ..EndStep::default() });
-    until("the reports are there", || daemon.stat("terrace_messages_total{kind=\"complete\"") == 1.0);
     assert_eq!((daemon.stat(WRITING), daemon.stat("terrace_jobs")), (15.0, 3.0));
     let taken: Vec<u32> = slots.concat();
     let more = boss.prepare(9, 9, group_keys(0, 90..91));
@@ -276,8 +279,9 @@ fn slots_are_given_back_when_report_and_copy_are_both_there() {
     for name in 1..=3 {
         assert!(hand.copied(name).ok);
     }
-    assert_eq!([1, 2, 3].map(|name| await_outcome(&mut boss, name)), [false, false, true]);
+    assert_eq!(await_outcomes(&mut boss, [1, 2, 3]), [false, false, true]);
     assert_eq!((daemon.stat(WRITING), daemon.resident()), (1.0, 5.0), "job 9 and what job 3 stored");
+    hand.worker().complete(&[(9, false)]).expect("it is sent");
     hand.worker.take();
     boss.bye();
     daemon.await_stat(WORKERS, 0.0);
@@ -300,7 +304,7 @@ fn what_cannot_be_copied_is_refused_and_nobody_else_notices() {
     let mut other = Hand::attached(&device, &socket, "e", 1);
     hand.fill(1);
     other.fill(1);
-    let mut slots = prepare(&mut boss, 1, 0);
+    let mut slots = prepare(&mut boss, 1, 10);
     let good = store_job(1, &slots);
     let far = BLOCKS + 1;
     let (mut beyond, mut foreign, mut twice) = (slots.clone(), slots.clone(), slots.clone());
@@ -352,6 +356,7 @@ fn what_cannot_be_copied_is_refused_and_nobody_else_notices() {
     hand.worker().complete(&[(2, true)]).expect("it is sent");
     hand.copy(true, vec![store_job(2, &slots)]);
     assert!(!hand.copied(2).ok);
+    other.worker().complete(&[(2, false)]).expect("it is sent");
     assert!(daemon.stat(REFUSED) >= 8.0);
     assert_eq!(witness.answers(0..2), [hit(); 2]);
     assert_eq!(witness.read(theirs), block(0), "the slot of another engine is as it was");
@@ -519,7 +524,7 @@ fn a_lost_device_fails_its_jobs_and_the_session_lives() {
     let mut raw = hand.worker.take();
     let worker = raw.as_mut().expect("a session");
     worker.complete(&[(1, true), (2, false)]).expect("it is sent");
-    assert_eq!([1, 2].map(|name| await_outcome(&mut boss, name)), [false, false]);
+    assert_eq!(await_outcomes(&mut boss, [1, 2]), [false, false]);
     assert_eq!((daemon.stat(WRITING), daemon.resident()), (0.0, 0.0));
     assert_eq!(boss.end_step(&EndStep::default()).workers, 1, "the session lives");
     drop(raw);

@@ -192,6 +192,8 @@ impl Drop for Hand {
         if std::thread::panicking() {
             return;
         }
+        // Its own records, which nobody waited for.
+        self.device.run_all();
         for base in &self.bases {
             // SAFETY: this hand's; the test has waited until nobody copies from or to it.
             unsafe { self.driver.free(*base) };
