@@ -192,7 +192,6 @@ impl Drop for Behind {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::sync::Mutex;
 
     use super::*;
 
@@ -232,22 +231,5 @@ mod tests {
         let left = |done, all| set_available(root.path(), (all - done) as usize);
         backing.work(&left);
         assert_eq!((backing.ready_bytes(), backing.failure()), ((PIECES * PIECE_BYTES - 4096) as u64, None));
-    }
-
-    #[test]
-    fn only_what_has_no_gap_before_it_is_ready() {
-        let backing = Backing::new(mapping(4), false, None, "/".into());
-        let told = Mutex::new(Vec::new());
-        let progress = |done: u64, _| told.lock().expect("one thread").push(done);
-        let mut seen = Vec::new();
-        for piece in [1, 3, 0, 2] {
-            let len = if piece == 3 { PIECE_BYTES - 4096 } else { PIECE_BYTES };
-            backing.count(piece, len, &progress);
-            seen.push(backing.ready_bytes());
-        }
-        let piece = PIECE_BYTES as u64;
-        assert_eq!(seen, [0, 0, 2 * piece, 4 * piece - 4096]);
-        let told = told.into_inner().expect("one thread");
-        assert_eq!(told, [piece, 2 * piece - 4096, 3 * piece - 4096, 4 * piece - 4096]);
     }
 }

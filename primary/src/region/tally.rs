@@ -79,3 +79,31 @@ impl Tally {
         self.stop.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_has_no_gap_before_it_is_ready() {
+        let tally = Tally::new(35, 10);
+        let (mut seen, mut told) = (Vec::new(), Vec::new());
+        for piece in [1, 3, 0, 2] {
+            let len = if piece == 3 { 5 } else { 10 };
+            tally.done(piece, len, |bytes| told.push(bytes));
+            seen.push(tally.ready_bytes());
+        }
+        assert_eq!(seen, [0, 0, 20, 35]);
+        assert_eq!(told, [10, 15, 25, 35]);
+    }
+
+    #[test]
+    fn each_piece_is_given_once_and_none_after_a_stop() {
+        let tally = Tally::new(35, 10);
+        assert_eq!((tally.take(), tally.take()), (Some((0, 0, 10)), Some((1, 10, 10))));
+        tally.stop();
+        assert!(tally.is_stopped() && tally.take().is_none());
+        let tally = Tally::new(5, 10);
+        assert_eq!((tally.take(), tally.take()), (Some((0, 0, 5)), None));
+    }
+}
