@@ -55,6 +55,9 @@ ASK_AGAIN_S = 0.001
 #: A request that has waited for this long waits no more: what is not ready is a miss. The daemon's own deadlines are
 #: shorter.
 LONGEST_WAIT_S = 30.0
+#: While loads are on their way a step that follows the last one sooner than this has computed nothing: such steps
+#: only wait, and would keep the interpreter from the threads that copy. They pause for a while instead.
+IDLE_STEP_S, PAUSE_S = 0.001, 0.0001
 #: How often the daemon's statistics are asked for.
 STATS_EVERY_S = 5.0
 #: Keys of `touch` that are remembered until the end of a step.
@@ -143,6 +146,9 @@ class TerraceManager(OffloadingManager):
         self._loading: set[OffloadKey] = set()
         # The first request of this step that has its answer and is deferred for what another one loads.
         self._deferred: tuple[RequestState, Asked] | None = None
+        # Loads that vLLM has not seen the end of, and when the last step ended.
+        self._copying = 0
+        self._ended_at = 0.0
         # Whether the end of this step is to be told in any case.
         self._urgent = False
         self._finished: list[int] = []
@@ -240,12 +246,10 @@ class TerraceManager(OffloadingManager):
             asked = self._answered(state, held.question if held else self._question(key, req_context, state))
         if asked is not None and line.lacks(asked):
             asked = self._answered(state, asked.question, fresh=True)
-        if asked is not None and len(self._touched_states) > 1:
-            self._foresee(state)
         return asked
 
     def _foresee(self, state: RequestState) -> None:
-        """vLLM goes through its queue: it will ask for the next in line at once."""
+        """The request was scheduled: vLLM will ask for the next in line at once."""
         if (ahead := self._line.behind(state)) is not None:
             self._session.look_ahead(ahead)
 
@@ -339,6 +343,7 @@ class TerraceManager(OffloadingManager):
         """A load of keys that this step's lookup found. Local: their slots came with the answer, and are leased."""
         state = self._state(req_context)
         asked, wanted = state.asked, list(keys)
+        self._copying += 1
         if self._loads_once:
             self._loading.update(wanted)
         found = asked.slots_of(wanted) if asked is not None and asked.answer.epoch == self._session.epoch else None
@@ -400,6 +405,7 @@ class TerraceManager(OffloadingManager):
     @override
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """vLLM has these keys on the GPU, or knows that they have to be computed."""
+        self._copying = max(0, self._copying - 1)
         self._loading.difference_update(keys)
 
     @override
@@ -424,6 +430,12 @@ class TerraceManager(OffloadingManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """The end of a step: what is loaded, what is waited for, what is over, and what will be asked next. One write,
         not waited for; none if there is nothing to tell."""
+        self._end_step(context)
+        if self._copying and time.monotonic() - self._ended_at < IDLE_STEP_S:
+            time.sleep(PAUSE_S)
+        self._ended_at = time.monotonic()
+
+    def _end_step(self, context: ScheduleEndContext) -> None:
         if self._reset_pending and self._session.reset():
             self._reset_pending = False
         now, line = time.monotonic(), self._line
@@ -573,6 +585,7 @@ class TerraceManager(OffloadingManager):
         self._deferred = None
         self._line.reset()
         self._loading.clear()
+        self._copying = 0
         for state, _ in self._waits.values():
             state.waits_under = 0
             state.not_before = 0.0
