@@ -146,8 +146,9 @@ class TerraceManager(OffloadingManager):
         self._loading: set[OffloadKey] = set()
         # The first request of this step that has its answer and is deferred for what another one loads.
         self._deferred: tuple[RequestState, Asked] | None = None
-        # Loads that vLLM has not seen the end of, and when the last step ended.
+        # Loads that vLLM has not seen the end of, when the last one began, and when the last step ended.
         self._copying = 0
+        self._loaded_at = 0.0
         self._ended_at = 0.0
         # Whether the end of this step is to be told in any case.
         self._urgent = False
@@ -186,7 +187,7 @@ class TerraceManager(OffloadingManager):
         asked = state.asked
         if asked is None or key not in asked.question.index:
             now = time.monotonic()
-            if asked is None and (now < state.not_before or (self._loading and self._will_defer(key, state))):
+            if asked is None and (now < state.not_before or (self._loading and self._will_defer(key, state, now))):
                 return self._still_waiting(key, state)
             asked = self._ask(key, req_context, state)
             if asked is None:
@@ -209,13 +210,13 @@ class TerraceManager(OffloadingManager):
             asked.unready = True
         return result
 
-    def _will_defer(self, key: OffloadKey, state: RequestState) -> bool:
+    def _will_defer(self, key: OffloadKey, state: RequestState, now: float) -> bool:
         """Whether vLLM will defer the request whatever it is told: its first chunk is there, and on its way to the GPU
         for another one."""
         held = state.held
-        return held is not None and (
-            bool(state.first_asked) or (key in self._loading and held.ready.get(key) is LookupResult.HIT)
-        )
+        if held is None or now - self._loaded_at > LONGEST_WAIT_S:
+            return False
+        return bool(state.first_asked) or (key in self._loading and held.ready.get(key) is LookupResult.HIT)
 
     def _still_waiting(self, key: OffloadKey, state: RequestState) -> LookupResult:
         """vLLM is to defer the request once more, with as few questions as possible."""
@@ -344,6 +345,7 @@ class TerraceManager(OffloadingManager):
         state = self._state(req_context)
         asked, wanted = state.asked, list(keys)
         self._copying += 1
+        self._loaded_at = time.monotonic()
         if self._loads_once:
             self._loading.update(wanted)
         found = asked.slots_of(wanted) if asked is not None and asked.answer.epoch == self._session.epoch else None
