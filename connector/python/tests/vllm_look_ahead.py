@@ -242,7 +242,7 @@ def test_what_vllm_defers_for_anothers_load_is_deferred_before_it_is_asked() -> 
     assert prefix_scan(manager, KEYS[:2], line[2]) is None
     assert (len(session.lookups), session.steps) == (asked + 1, [])
     end(manager)
-    assert [asked.request for asked in session.steps[0].ahead] == [2]
+    assert [asked.request for asked in session.steps[0].ahead] == [2, 3], "the first two in line"
     for _ in range(3):
         assert prefix_scan(manager, KEYS[:2], line[1]) is None
         assert prefix_scan(manager, KEYS[:2], line[2]) is None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 HOLDS_S = 0.05
 #: Requests whose answers are remembered.
 MOST_WAITING = 64
+#: Of these, so many may be scheduled next, whether they were asked for in this step or not.
+FIRST_IN_LINE = 2
 #: Bytes of keys that are asked ahead at the end of a step: what a socket takes at once, for stores are asked for right
 #: behind.
 MOST_AHEAD_BYTES = 64 << 10
@@ -105,16 +107,24 @@ class Line:
             return not (self._leased or self._ahead or self._unwanted)
         return not self._unwanted and not self.is_time(now) and self._slots <= slots // LEASED_SLOTS
 
-    def told(self, waiting: Sequence[tuple[RequestState, Asked]], slots: int, now: float) -> list[LookAhead]:
+    def told(
+        self, waiting: Sequence[tuple[RequestState, Asked]], slots: int, now: float, first: bool
+    ) -> list[LookAhead]:
         """The daemon is told the end of a step, which ends all leases. What is asked ahead right behind it, in a pool of
-        so many slots: of what waits as much as is good for others."""
+        so many slots: of what was asked for in this step and waits, and with `first` of the first in line, as much as
+        is good for others."""
         self._told_at = now
         self._unwanted = False
         self._stored.clear()
         self.let_go()
         slots, key_bytes = slots // LEASED_SLOTS, MOST_AHEAD_BYTES
         ahead: list[LookAhead] = []
-        for state, asked in waiting:
+        candidates = {state.number: (state, asked) for state, asked in waiting}
+        for number in sorted(self._waiting)[:FIRST_IN_LINE] if first and waiting else ():
+            state = self._waiting[number]
+            if state.held is not None:
+                candidates[number] = (state, state.held)
+        for _, (state, asked) in sorted(candidates.items()):
             slots -= len(asked.answer.slots)
             key_bytes -= asked.question.key_bytes
             if slots < 0 or key_bytes < 0:

@@ -441,7 +441,7 @@ class TerraceManager(OffloadingManager):
         if self._reset_pending and self._session.reset():
             self._reset_pending = False
         now, line = time.monotonic(), self._line
-        leases, waiting = self._leases(context.new_req_ids, now)
+        leases, waiting, short = self._leases(context.new_req_ids, now)
         deferred, self._deferred = self._deferred, None
         if not waiting and deferred is not None:
             waiting = [deferred]
@@ -459,7 +459,7 @@ class TerraceManager(OffloadingManager):
         # vLLM names the most recent last, the daemon wants it first.
         touched = b"".join(reversed(self._touched)) if self._touched else b""
         self._touched = []
-        ahead = line.told(waiting, self._session.slots, now)
+        ahead = line.told(waiting, self._session.slots, now, first=not short)
         reply = self._session.end_step(leases, finished=finished, touched=touched, want=want, ahead=ahead)
         if reply is not None:
             self._take(reply)
@@ -474,8 +474,9 @@ class TerraceManager(OffloadingManager):
 
     def _leases(
         self, started: Collection[str], now: float
-    ) -> tuple[list[LeaseEnd], list[tuple[RequestState, Asked]]]:
-        """What becomes of this step's leases, and the requests that will be asked for again in the next."""
+    ) -> tuple[list[LeaseEnd], list[tuple[RequestState, Asked]], bool]:
+        """What becomes of this step's leases, the requests that will be asked for again in the next, and whether one
+        was short of room."""
         leases: list[LeaseEnd] = []
         waiting: list[tuple[RequestState, Asked]] = []
         short = False
@@ -504,7 +505,7 @@ class TerraceManager(OffloadingManager):
             if not state.counted or asked.job:
                 self._count(state, asked)
         self._touched_states.clear()
-        return leases, waiting
+        return leases, waiting, short
 
     def _wait(self, state: RequestState, asked: Asked, now: float, leases: list[LeaseEnd]) -> None:
         """vLLM has deferred the request: what it asked for is to be brought, and held."""
