@@ -118,6 +118,21 @@ def end_as(manager: TerraceManager, how: str) -> None:
     end(manager)
 
 
+def test_what_is_remembered_as_stored_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "MOST_STORED", 3)
+    session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
+    manager, context, other = begun(session), request_of(*KEYS), request_of(*KEYS, name="other")
+    for stored in (KEYS[:3], KEYS[3:4]):
+        assert session.steps == []
+        assert prefix_scan(manager, KEYS, context) == 5
+        end(manager)
+        manager.complete_store(stored, other)
+    assert prefix_scan(manager, KEYS, context) == 5
+    end(manager)
+    assert len(session.steps) == 1
+    assert not manager._line._stored
+
+
 def test_stored_keys_of_a_window_are_seen_wherever_they_lie() -> None:
     session = ScriptedSession(where={KEYS[2]: hit(), KEYS[3]: hit()})
     manager, context, other = begun(session, False), request_of(*KEYS), request_of(*KEYS, name="other")

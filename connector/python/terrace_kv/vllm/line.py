@@ -26,6 +26,8 @@ FIRST_IN_LINE = 2
 #: Bytes of keys that are asked ahead at the end of a step: what a socket takes at once, for stores are asked for right
 #: behind.
 MOST_AHEAD_BYTES = 64 << 10
+#: Keys that are remembered as stored, at least; beyond, the step that ends next is told.
+MOST_STORED = 65536
 #: One in so many slots of the pool may stay leased for what waits, from one step to the next.
 LEASED_SLOTS = 8
 
@@ -41,7 +43,7 @@ class Line:
         self._slots = 0
         # Requests whose look-ahead is to be taken, and the slots that were counted for it.
         self._ahead: dict[int, int] = {}
-        # A lease that nobody wants is to be ended.
+        # Leases are to be ended, whoever waits.
         self._unwanted = False
         self._told_at = 0.0
         # What this engine has stored since, while requests waited, and when.
@@ -70,6 +72,8 @@ class Line:
         """This engine has stored these keys."""
         if self._waiting:
             self._stored.update(dict.fromkeys(keys, now))
+            # Forgotten with the end of a step that is told.
+            self._unwanted |= len(self._stored) > MOST_STORED
 
     # Who waits.
 
