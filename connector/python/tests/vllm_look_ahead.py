@@ -10,6 +10,7 @@ from vllm_script import RETRY, ScriptedSession, end, found, hit, indices, key, m
 from terrace_kv.ahead import LookAhead
 from terrace_kv.protocol import JobOutcome
 from terrace_kv.vllm import line as line_module
+from terrace_kv.vllm import manager as manager_module
 from terrace_kv.vllm.manager import TerraceManager
 from terrace_kv.vllm.requests import Group
 from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
@@ -115,6 +116,21 @@ def end_as(manager: TerraceManager, how: str) -> None:
     if how != "leased":
         busy(manager)
     end(manager)
+
+
+def test_what_is_remembered_as_stored_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "MOST_STORED", 3)
+    session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
+    manager, context, other = begun(session), request_of(*KEYS), request_of(*KEYS, name="other")
+    for stored in (KEYS[:3], KEYS[3:4]):
+        assert session.steps == []
+        assert prefix_scan(manager, KEYS, context) == 5
+        end(manager)
+        manager.complete_store(stored, other)
+    assert prefix_scan(manager, KEYS, context) == 5
+    end(manager)
+    assert len(session.steps) == 1
+    assert not manager._line._stored
 
 
 def test_stored_keys_of_a_window_are_seen_wherever_they_lie() -> None:
@@ -241,7 +257,7 @@ def test_what_vllm_defers_for_anothers_load_is_deferred_before_it_is_asked() -> 
     assert prefix_scan(manager, KEYS[:2], line[2]) is None
     assert (len(session.lookups), session.steps) == (asked + 1, [])
     end(manager)
-    assert [asked.request for asked in session.steps[0].ahead] == [2]
+    assert [asked.request for asked in session.steps[0].ahead] == [2, 3], "the first two in line"
     for _ in range(3):
         assert prefix_scan(manager, KEYS[:2], line[1]) is None
         assert prefix_scan(manager, KEYS[:2], line[2]) is None
@@ -261,8 +277,8 @@ def test_the_first_that_is_deferred_is_asked_ahead() -> None:
     assert [asked.request for asked in session.steps[0].ahead] == [3]
 
 
-@pytest.mark.parametrize("how", ["another chunk", "not there", "not once", "reset"])
-def test_what_vllm_would_not_defer_is_answered(how: str) -> None:
+@pytest.mark.parametrize("how", ["another chunk", "not there", "not once", "for too long", "reset"])
+def test_what_vllm_would_not_defer_is_answered(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     session, manager, line = sharing()
     if how == "not once":
         manager._loads_once = False
@@ -277,9 +293,30 @@ def test_what_vllm_would_not_defer_is_answered(how: str) -> None:
         manager._loading.add(KEYS[2])
         assert prefix_scan(manager, [KEYS[2]], line[2]) == 0
         return
+    if how == "for too long":
+        monkeypatch.setattr(manager_module, "LONGEST_WAIT_S", -1.0)
     if how == "reset":
         manager.reset_cache()
     assert prefix_scan(manager, KEYS[:2], line[2]) == 2
+
+
+def test_a_step_that_only_waits_for_a_load_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(manager_module.time, "sleep", pauses.append)
+    monkeypatch.setattr(manager_module, "IDLE_STEP_S", 3600.0)
+    session, manager, line = sharing()
+    end(manager)
+    assert prefix_scan(manager, KEYS[:2], line[0]) == 2
+    manager.prepare_load(KEYS[:2], line[0])
+    end(manager)
+    assert pauses == [manager_module.PAUSE_S]
+    manager.complete_load(set(KEYS[:2]), line[0])
+    end(manager)
+    assert len(pauses) == 1
+    manager.prepare_load(KEYS[:2], line[1])
+    manager.reset_cache()
+    end(manager)
+    assert len(pauses) == 1
 
 
 def test_a_request_that_is_asked_for_after_its_load_hears_soon_how_that_ended() -> None:

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 HOLDS_S = 0.05
 #: Requests whose answers are remembered.
 MOST_WAITING = 64
+#: Of these, so many may be scheduled next, whether they were asked for in this step or not.
+FIRST_IN_LINE = 2
 #: Bytes of keys that are asked ahead at the end of a step: what a socket takes at once, for stores are asked for right
 #: behind.
 MOST_AHEAD_BYTES = 64 << 10
+#: Keys that are remembered as stored, at least; beyond, the step that ends next is told.
+MOST_STORED = 65536
 #: One in so many slots of the pool may stay leased for what waits, from one step to the next.
 LEASED_SLOTS = 8
 
@@ -39,7 +43,7 @@ class Line:
         self._slots = 0
         # Requests whose look-ahead is to be taken, and the slots that were counted for it.
         self._ahead: dict[int, int] = {}
-        # A lease that nobody wants is to be ended.
+        # Leases are to be ended, whoever waits.
         self._unwanted = False
         self._told_at = 0.0
         # What this engine has stored since, while requests waited, and when.
@@ -68,6 +72,8 @@ class Line:
         """This engine has stored these keys."""
         if self._waiting:
             self._stored.update(dict.fromkeys(keys, now))
+            # Forgotten with the end of a step that is told.
+            self._unwanted |= len(self._stored) > MOST_STORED
 
     # Who waits.
 
@@ -105,16 +111,24 @@ class Line:
             return not (self._leased or self._ahead or self._unwanted)
         return not self._unwanted and not self.is_time(now) and self._slots <= slots // LEASED_SLOTS
 
-    def told(self, waiting: Sequence[tuple[RequestState, Asked]], slots: int, now: float) -> list[LookAhead]:
+    def told(
+        self, waiting: Sequence[tuple[RequestState, Asked]], slots: int, now: float, first: bool
+    ) -> list[LookAhead]:
         """The daemon is told the end of a step, which ends all leases. What is asked ahead right behind it, in a pool of
-        so many slots: of what waits as much as is good for others."""
+        so many slots: of what was asked for in this step and waits, and with `first` of the first in line, as much as
+        is good for others."""
         self._told_at = now
         self._unwanted = False
         self._stored.clear()
         self.let_go()
         slots, key_bytes = slots // LEASED_SLOTS, MOST_AHEAD_BYTES
         ahead: list[LookAhead] = []
-        for state, asked in waiting:
+        candidates = {state.number: (state, asked) for state, asked in waiting}
+        for number in sorted(self._waiting)[:FIRST_IN_LINE] if first and waiting else ():
+            state = self._waiting[number]
+            if state.held is not None:
+                candidates[number] = (state, state.held)
+        for _, (state, asked) in sorted(candidates.items()):
             slots -= len(asked.answer.slots)
             key_bytes -= asked.question.key_bytes
             if slots < 0 or key_bytes < 0:

@@ -55,6 +55,9 @@ ASK_AGAIN_S = 0.001
 #: A request that has waited for this long waits no more: what is not ready is a miss. The daemon's own deadlines are
 #: shorter.
 LONGEST_WAIT_S = 30.0
+#: While loads are on their way a step that follows the last one sooner than this has computed nothing: such steps
+#: only wait, and would keep the interpreter from the threads that copy. They pause for a while instead.
+IDLE_STEP_S, PAUSE_S = 0.001, 0.0001
 #: How often the daemon's statistics are asked for.
 STATS_EVERY_S = 5.0
 #: Keys of `touch` that are remembered until the end of a step.
@@ -143,6 +146,10 @@ class TerraceManager(OffloadingManager):
         self._loading: set[OffloadKey] = set()
         # The first request of this step that has its answer and is deferred for what another one loads.
         self._deferred: tuple[RequestState, Asked] | None = None
+        # Loads that vLLM has not seen the end of, when the last one began, and when the last step ended.
+        self._copying = 0
+        self._loaded_at = 0.0
+        self._ended_at = 0.0
         # Whether the end of this step is to be told in any case.
         self._urgent = False
         self._finished: list[int] = []
@@ -180,7 +187,7 @@ class TerraceManager(OffloadingManager):
         asked = state.asked
         if asked is None or key not in asked.question.index:
             now = time.monotonic()
-            if asked is None and (now < state.not_before or (self._loading and self._will_defer(key, state))):
+            if asked is None and (now < state.not_before or (self._loading and self._will_defer(key, state, now))):
                 return self._still_waiting(key, state)
             asked = self._ask(key, req_context, state)
             if asked is None:
@@ -203,13 +210,13 @@ class TerraceManager(OffloadingManager):
             asked.unready = True
         return result
 
-    def _will_defer(self, key: OffloadKey, state: RequestState) -> bool:
+    def _will_defer(self, key: OffloadKey, state: RequestState, now: float) -> bool:
         """Whether vLLM will defer the request whatever it is told: its first chunk is there, and on its way to the GPU
         for another one."""
         held = state.held
-        return held is not None and (
-            bool(state.first_asked) or (key in self._loading and held.ready.get(key) is LookupResult.HIT)
-        )
+        if held is None or now - self._loaded_at > LONGEST_WAIT_S:
+            return False
+        return bool(state.first_asked) or (key in self._loading and held.ready.get(key) is LookupResult.HIT)
 
     def _still_waiting(self, key: OffloadKey, state: RequestState) -> LookupResult:
         """vLLM is to defer the request once more, with as few questions as possible."""
@@ -240,12 +247,10 @@ class TerraceManager(OffloadingManager):
             asked = self._answered(state, held.question if held else self._question(key, req_context, state))
         if asked is not None and line.lacks(asked):
             asked = self._answered(state, asked.question, fresh=True)
-        if asked is not None and len(self._touched_states) > 1:
-            self._foresee(state)
         return asked
 
     def _foresee(self, state: RequestState) -> None:
-        """vLLM goes through its queue: it will ask for the next in line at once."""
+        """The request was scheduled: vLLM will ask for the next in line at once."""
         if (ahead := self._line.behind(state)) is not None:
             self._session.look_ahead(ahead)
 
@@ -339,6 +344,8 @@ class TerraceManager(OffloadingManager):
         """A load of keys that this step's lookup found. Local: their slots came with the answer, and are leased."""
         state = self._state(req_context)
         asked, wanted = state.asked, list(keys)
+        self._copying += 1
+        self._loaded_at = time.monotonic()
         if self._loads_once:
             self._loading.update(wanted)
         found = asked.slots_of(wanted) if asked is not None and asked.answer.epoch == self._session.epoch else None
@@ -400,6 +407,7 @@ class TerraceManager(OffloadingManager):
     @override
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """vLLM has these keys on the GPU, or knows that they have to be computed."""
+        self._copying = max(0, self._copying - 1)
         self._loading.difference_update(keys)
 
     @override
@@ -424,10 +432,16 @@ class TerraceManager(OffloadingManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """The end of a step: what is loaded, what is waited for, what is over, and what will be asked next. One write,
         not waited for; none if there is nothing to tell."""
+        self._end_step(context)
+        if self._copying and time.monotonic() - self._ended_at < IDLE_STEP_S:
+            time.sleep(PAUSE_S)
+        self._ended_at = time.monotonic()
+
+    def _end_step(self, context: ScheduleEndContext) -> None:
         if self._reset_pending and self._session.reset():
             self._reset_pending = False
         now, line = time.monotonic(), self._line
-        leases, waiting = self._leases(context.new_req_ids, now)
+        leases, waiting, short = self._leases(context.new_req_ids, now)
         deferred, self._deferred = self._deferred, None
         if not waiting and deferred is not None:
             waiting = [deferred]
@@ -445,7 +459,7 @@ class TerraceManager(OffloadingManager):
         # vLLM names the most recent last, the daemon wants it first.
         touched = b"".join(reversed(self._touched)) if self._touched else b""
         self._touched = []
-        ahead = line.told(waiting, self._session.slots, now)
+        ahead = line.told(waiting, self._session.slots, now, first=not short)
         reply = self._session.end_step(leases, finished=finished, touched=touched, want=want, ahead=ahead)
         if reply is not None:
             self._take(reply)
@@ -460,8 +474,9 @@ class TerraceManager(OffloadingManager):
 
     def _leases(
         self, started: Collection[str], now: float
-    ) -> tuple[list[LeaseEnd], list[tuple[RequestState, Asked]]]:
-        """What becomes of this step's leases, and the requests that will be asked for again in the next."""
+    ) -> tuple[list[LeaseEnd], list[tuple[RequestState, Asked]], bool]:
+        """What becomes of this step's leases, the requests that will be asked for again in the next, and whether one
+        was short of room."""
         leases: list[LeaseEnd] = []
         waiting: list[tuple[RequestState, Asked]] = []
         short = False
@@ -490,7 +505,7 @@ class TerraceManager(OffloadingManager):
             if not state.counted or asked.job:
                 self._count(state, asked)
         self._touched_states.clear()
-        return leases, waiting
+        return leases, waiting, short
 
     def _wait(self, state: RequestState, asked: Asked, now: float, leases: list[LeaseEnd]) -> None:
         """vLLM has deferred the request: what it asked for is to be brought, and held."""
@@ -573,6 +588,7 @@ class TerraceManager(OffloadingManager):
         self._deferred = None
         self._line.reset()
         self._loading.clear()
+        self._copying = 0
         for state, _ in self._waits.values():
             state.waits_under = 0
             state.not_before = 0.0
