@@ -116,21 +116,26 @@ impl World {
     /// What may be on the disk beyond the capacity for a while: each fault can leave one file that nobody counts until the
     /// next start looks, the victim of a store that failed goes a little later than the store, and a scan that is taken for hung or cannot list everything leaves what earlier lives wrote.
     fn slack_bytes(&self) -> u64 {
-        let faults: u64 = self.disk.faults_struck().map(|(_, times)| times).sum();
+        let faults = self.disk.failures() - self.life.old_faults;
         let unlisted = self.disk.faults_struck().any(|(kind, times)| kind == Kind::FolderError && times > 0);
         let unscanned = unlisted || self.life.scan_is_late || self.counts.foul_weather > 0;
-        let files = faults + self.disk.weather_failures() + self.disk.removals_held() + self.life.unseen_files;
+        let files = faults + self.disk.removals_held() + self.life.unseen_files;
         let inherited_bytes = if unscanned { self.life.inherited_bytes } else { 0 };
         files * self.file_bytes + inherited_bytes
     }
 
     /// The files take no more than the capacity and `slack_bytes`; quarantine has a bound of its own.
     pub(crate) fn check_capacity(&self, slack_bytes: u64) -> Result<(), Reason> {
-        let quarantined = self.disk.used_below("quarantine");
-        let used = self.disk.used_below("") - quarantined;
+        let used = self.disk.used().bytes;
         let capacity = self.life.capacity_bytes + slack_bytes;
         if used > capacity.max(self.life.inherited_bytes) {
             self.disk.trace_files();
+            let keys = self.model.all_stored(self.life.namespace);
+            let mut known = Vec::new();
+            self.life.tier.lock().lookup(&keys, &mut known);
+            for (key, found) in keys.iter().zip(known) {
+                self.trace.add(format_args!("the tier says of {key}: {found:?}"));
+            }
             let counted = self.life.tier.lock().stats().allocated_bytes;
             return Err(Reason::Capacity(format!(
                 "{used} bytes in files, {capacity} allowed, the tier counts {counted}"

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::run::Run;
+
 /// What was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -42,23 +44,28 @@ impl fmt::Display for Reason {
 /// A failed run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The seed.
-    pub seed: u64,
-    /// Steps that the run was to take.
-    pub steps: u32,
+    /// What was run.
+    pub run: Run,
     /// The step in which it failed.
     pub step: u32,
     /// What was broken.
     pub reason: Reason,
 }
 
+impl Failure {
+    /// Whether the other broke the same kind of thing.
+    pub fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(&self.reason) == std::mem::discriminant(&other.reason)
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, steps, step, reason } = self;
+        let Self { run, step, reason } = self;
         write!(
             f,
-            "seed {seed}, step {step}: {reason}\n  replay: cargo run --release -p terrace-simulation -- --seed {seed} \
-             --steps {steps} --trace"
+            "seed {}, step {step}: {reason}\n  replay: cargo run --release -p terrace-simulation -- {run}",
+            run.seed
         )
     }
 }

@@ -14,6 +14,7 @@
 //! | `ending`, `survival` | how a run ends, and that what was stored is there afterwards |
 //! | [`model`], `check` | what must hold |
 //! | [`rng`], [`settings`], [`trace`] | chance, what a seed decides once, what tells two runs apart |
+//! | `off`, `shrink`, `many` | what can be left out, making a failure short, many seeds on several threads |
 //!
 //! What comes later stands beside these: further disks of the world are further devices (an object store, a socket, copy
 //! engines), further nodes are further `Life`s on one world, and each new promise is a function in `check`.
@@ -26,11 +27,14 @@ mod ending;
 mod engine;
 pub mod failure;
 mod life;
+mod many;
 mod memory;
 pub mod model;
+mod off;
 pub mod rng;
 mod run;
 pub mod settings;
+mod shrink;
 mod survival;
 mod tier;
 pub mod trace;
@@ -38,5 +42,8 @@ mod world;
 
 pub use counts::Counts;
 pub use failure::{Failure, Reason};
+pub use many::run_many;
+pub use off::Off;
 pub use run::{Outcome, Run, run};
+pub use shrink::shrink;
 pub use survival::survive;

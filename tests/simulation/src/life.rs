@@ -26,6 +26,8 @@ pub(crate) struct Start<'a> {
     pub(crate) catalog: Option<&'a CatalogDisk>,
     pub(crate) namespace: u8,
     pub(crate) verify_crc: bool,
+    /// See [`Life::old_faults`].
+    pub(crate) old_faults: u64,
 }
 
 /// A running process.
@@ -38,6 +40,8 @@ pub(crate) struct Life {
     pub(crate) inherited_bytes: u64,
     /// Files of an earlier life that a catalog may not know, until the scan behind normal work has shown them.
     pub(crate) unseen_files: u64,
+    /// Faults and failures of the disk before the last start that looked at every file: what they left is counted.
+    pub(crate) old_faults: u64,
     /// The scan took so long that it may have been taken for hung.
     pub(crate) scan_is_late: bool,
     started: Time,
@@ -94,8 +98,9 @@ impl Life {
             tier,
             namespace: start.namespace,
             capacity_bytes: nvme.capacity_bytes,
-            inherited_bytes: start.disk.used_below(""),
+            inherited_bytes: start.disk.used().bytes,
             unseen_files: if start.catalog.is_some() { 64 } else { 0 },
+            old_faults: start.old_faults,
             scan_is_late: false,
             started: start.clock.now(),
             told: BTreeSet::new(),

@@ -1,49 +1,54 @@
-//! Replays one seed, or runs many: `terrace-simulation --seed N [--seeds K] [--steps M] [--trace] [--no-crc] [--no-faults]`.
+//! Replays one seed, or runs many; see `USAGE`.
 
 use std::process::ExitCode;
 
-use terrace_simulation::{Counts, Run, run};
+use terrace_simulation::{Off, Run, run_many, shrink};
+
+const USAGE: &str = "usage: terrace-simulation --seed N [--seeds K] [--steps M] [--threads T] [--trace] [--no-crc] [--no-faults] \
+                     [--off NAME,NAME..] [--shrink]";
+
+/// How many times longer than the failure a shorter run is tried.
+const SHRINK_WITHIN: u32 = 4;
+
+/// The command line.
+struct Arguments {
+    template: Run,
+    seeds: u64,
+    threads: u64,
+    shrink: bool,
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Arguments> {
+    let mut parsed = Arguments { template: Run::new(0, 300), seeds: 1, threads: 1, shrink: false };
+    while let Some(argument) = arguments.next() {
+        let mut number = || arguments.next()?.parse::<u64>().ok();
+        match argument.as_str() {
+            "--seed" => parsed.template.seed = number()?,
+            "--seeds" => parsed.seeds = number()?,
+            "--steps" => parsed.template.steps = u32::try_from(number()?).ok()?,
+            "--threads" => parsed.threads = number()?,
+            "--off" => parsed.template.off = Off::parse(&arguments.next()?)?,
+            "--trace" => parsed.template.print = true,
+            "--no-crc" => parsed.template.verify_crc = false,
+            "--no-faults" => parsed.template.faults = false,
+            "--shrink" => parsed.shrink = true,
+            _ => return None,
+        }
+    }
+    Some(parsed)
+}
 
 fn main() -> ExitCode {
-    let mut template = Run::new(0, 300);
-    let mut seeds = 1;
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        let mut number = || arguments.next().and_then(|text| text.parse::<u64>().ok());
-        let known = match argument.as_str() {
-            "--seed" => number().map(|seed| template.seed = seed).is_some(),
-            "--seeds" => number().map(|count| seeds = count).is_some(),
-            "--steps" => number().map(|steps| template.steps = steps as u32).is_some(),
-            "--trace" => {
-                template.print = true;
-                true
-            }
-            "--no-crc" => {
-                template.verify_crc = false;
-                true
-            }
-            "--no-faults" => {
-                template.faults = false;
-                true
-            }
-            _ => false,
-        };
-        if !known {
-            eprintln!("usage: terrace-simulation --seed N [--seeds K] [--steps M] [--trace] [--no-crc] [--no-faults]");
-            return ExitCode::from(2);
-        }
-    }
-    let mut counts = Counts::default();
-    let mut failures = 0;
-    for seed in template.seed..template.seed.saturating_add(seeds) {
-        let outcome = run(&Run { seed, ..template });
-        counts.add(&outcome.counts);
-        if let Some(failure) = outcome.failure {
-            println!("{failure}");
-            failures += 1;
-        }
+    let Some(arguments) = parse(std::env::args().skip(1)) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let Arguments { template, seeds, threads, shrink: shorten } = arguments;
+    let (counts, failures) = run_many(template, seeds, threads, |failure| println!("{failure}"));
+    if shorten && let Some(failure) = failures.first() {
+        println!("shrunk: {}", shrink(failure.clone(), SHRINK_WITHIN));
     }
     print!("{counts}");
-    println!("{failures} of {seeds} seeds failed");
-    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{} of {seeds} seeds failed", failures.len());
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

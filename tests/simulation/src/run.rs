@@ -1,16 +1,18 @@
 //! Running a seed.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::counts::Counts;
 use crate::failure::{Failure, Reason};
+use crate::off::Off;
 use crate::rng::Rng;
 use crate::settings::Settings;
 use crate::trace::SharedTrace;
 use crate::world::World;
 
 /// What to run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Decides everything.
     pub seed: u64,
@@ -20,6 +22,8 @@ pub struct Run {
     pub verify_crc: bool,
     /// Whether anything goes wrong at all.
     pub faults: bool,
+    /// What is left out of this seed's world.
+    pub off: Off,
     /// Writes the trace to stderr.
     pub print: bool,
 }
@@ -27,7 +31,21 @@ pub struct Run {
 impl Run {
     /// A seed as the tests run it.
     pub const fn new(seed: u64, steps: u32) -> Self {
-        Self { seed, steps, verify_crc: true, faults: true, print: false }
+        Self { seed, steps, verify_crc: true, faults: true, off: Off::NOTHING, print: false }
+    }
+}
+
+/// The arguments that run it.
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "--seed {} --steps {}", self.seed, self.steps)?;
+        for (given, argument) in [(!self.verify_crc, " --no-crc"), (!self.faults, " --no-faults")] {
+            f.write_str(if given { argument } else { "" })?;
+        }
+        if self.off != Off::NOTHING {
+            write!(f, " --off {}", self.off)?;
+        }
+        f.write_str(" --trace")
     }
 }
 
@@ -46,7 +64,8 @@ pub struct Outcome {
 pub fn run(run: &Run) -> Outcome {
     let trace = SharedTrace::new(run.print);
     let mut rng = Rng::new(run.seed);
-    let settings = Settings::draw(&mut rng.fork("settings"), run.faults);
+    let mut settings = Settings::draw(&mut rng.fork("settings"), run.faults);
+    run.off.apply(&mut settings);
     trace.add(format_args!("{settings:?}"));
     let mut world = World::new(settings, rng.fork("world"), trace.clone(), run.verify_crc);
     let mut step = 0;
@@ -64,7 +83,7 @@ pub fn run(run: &Run) -> Outcome {
     counts.faults = world.disk.faults_struck().filter(|(_, times)| *times > 0).collect();
     (counts.seeds, counts.steps) = (1, u64::from(step));
     trace.add(format_args!("{counts:?}"));
-    let failure = result.err().map(|reason| Failure { seed: run.seed, steps: run.steps, step, reason });
+    let failure = result.err().map(|reason| Failure { run: *run, step, reason });
     Outcome { digest: trace.digest(), counts, failure }
 }
 

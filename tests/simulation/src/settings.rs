@@ -45,6 +45,10 @@ pub struct Settings {
     pub shared_blocks: u64,
     /// Requests open at once.
     pub requests: usize,
+    /// Whether the manager is reset now and then.
+    pub resets: bool,
+    /// Whether requests pin blocks.
+    pub pins: bool,
 }
 
 impl Settings {
@@ -73,6 +77,8 @@ impl Settings {
             chain_blocks: rng.between(4, 16),
             shared_blocks: rng.below(4),
             requests: rng.between(1, 6) as usize,
+            resets: true,
+            pins: true,
         }
     }
 }

@@ -58,8 +58,7 @@ impl World {
     pub(crate) fn new(settings: Settings, mut rng: Rng, trace: SharedTrace, verify_crc: bool) -> Self {
         let clock = ManualClock::default();
         let geometry = settings.config.geometry;
-        let roots = settings.nvme().paths.clone();
-        let disk = Disk::new(roots, clock.clone(), rng.fork("disk"), trace.clone());
+        let disk = Disk::new(&settings.nvme().paths, clock.clone(), rng.fork("disk"), trace.clone());
         disk.set_faults(settings.faults.clone(), settings.disorder);
         let region = memory::region(&geometry, &mut rng);
         let catalog = CatalogDisk::default();
@@ -70,6 +69,7 @@ impl World {
             catalog: settings.catalog.then_some(&catalog),
             namespace: 0,
             verify_crc,
+            old_faults: 0,
         };
         let life = Life::start(&settings, &start);
         Self {
@@ -165,8 +165,8 @@ impl World {
                 let ids: Vec<RequestId> = self.requests.keys().copied().collect();
                 self.rng.pick(&ids).copied().map_or(Ok(()), |id| self.advance_request(id))
             }
-            96..99 => self.pin(),
-            _ if self.rng.chance(200) => {
+            96..99 if self.settings.pins => self.pin(),
+            99 if self.settings.resets && self.rng.chance(200) => {
                 self.counts.resets += 1;
                 self.trace.add(format_args!("reset"));
                 // A reset starts every wait anew.
@@ -228,7 +228,7 @@ impl World {
             self.life.manager.end_step();
         }
         self.requests.clear();
-        self.start_life();
+        self.start_life(end == End::Shutdown);
     }
 
     /// Lets the manager finish what it can in reasonable time, as before a clean stop.
@@ -242,7 +242,8 @@ impl World {
         }
     }
 
-    fn start_life(&mut self) {
+    /// `asked`: the last life ended as it should.
+    fn start_life(&mut self, asked: bool) {
         if self.settings.capacity_changes && self.rng.chance(500) {
             let file_bytes = self.file_bytes;
             let capacity_bytes = file_bytes * self.rng.between(3, 60) + self.rng.below(file_bytes);
@@ -253,6 +254,8 @@ impl World {
         if !catalog || (!self.keep_catalog && self.rng.chance(100)) {
             self.catalog.lose();
         }
+        // A clean catalog is believed; every other start looks at the files.
+        let old_faults = if catalog && asked { self.life.old_faults } else { self.disk.failures() };
         let namespace = self.rng.below(u64::from(self.settings.namespaces)) as u8;
         self.region = memory::region(&self.settings.config.geometry, &mut self.rng);
         let start = Start {
@@ -262,6 +265,7 @@ impl World {
             catalog: catalog.then_some(&self.catalog),
             namespace,
             verify_crc: self.verify_crc,
+            old_faults,
         };
         self.life = Life::start(&self.settings, &start);
     }

@@ -47,6 +47,7 @@ impl NvmeTier {
             (Ok(placed), Some(key)) if op.abandoned => {
                 // Finished before the port heard of it. It was promised never to become readable.
                 self.index.remove(op.row);
+                self.capacity.release(op.older_bytes);
                 self.capacity.settle(op.bytes, placed.allocated_bytes);
                 let name = self.name_of(&key);
                 self.remove_file(op.lane, name, placed.allocated_bytes);
@@ -54,11 +55,12 @@ impl NvmeTier {
             }
             (Ok(placed), Some(_)) => {
                 let bytes = self.set_stored(op.row, placed);
+                self.capacity.release(op.older_bytes);
                 self.capacity.settle(op.bytes, bytes);
                 Ok(placed.crc32)
             }
             (Ok(_), None) => {
-                self.capacity.release(op.bytes);
+                self.capacity.release(op.bytes + op.older_bytes);
                 Err(Fault::Absent)
             }
             (Err(fault), _) => {
@@ -66,13 +68,16 @@ impl NvmeTier {
                 self.drop_charge(&op);
                 // A file may stand there all the same: a rename that failed may have been done, one that was given up too; and a
                 // scan may have passed over a file of an earlier life, which the store was to replace.
-                let doubt = op.abandoned || matches!(fault, Fault::Io | Fault::Expired) || !self.fill.is_over();
-                if let Some(key) = key
-                    && doubt
-                    && !self.closed
-                {
-                    let name = self.name_of(&key);
-                    self.remove_file(op.lane, name, 0);
+                let doubt = op.abandoned
+                    || op.older_bytes > 0
+                    || matches!(fault, Fault::Io | Fault::Expired)
+                    || !self.fill.is_over();
+                match key {
+                    Some(key) if doubt && !self.closed => {
+                        let name = self.name_of(&key);
+                        self.remove_file(op.lane, name, op.older_bytes);
+                    }
+                    _ => self.capacity.release(op.older_bytes),
                 }
                 Err(if op.abandoned { Fault::Expired } else { fault })
             }

@@ -43,6 +43,9 @@ pub(crate) struct Op {
     pub(crate) attempts: u8,
     /// Bytes that the operation is charged with.
     pub(crate) bytes: u64,
+    /// Stores: bytes of an older file of the block that may still stand under its name. They are counted until the store has
+    /// replaced it.
+    pub(crate) older_bytes: u64,
     /// Stores of the same block that get the same outcome: job and place in it.
     pub(crate) followers: Vec<(u32, u32)>,
     /// Stores and replacements: whose file they were told to take over; `bytes` counts it.
@@ -65,6 +68,7 @@ impl Op {
             started: Time(0),
             attempts: 0,
             bytes: 0,
+            older_bytes: 0,
             followers: Vec::new(),
             victim: None,
             name: None,
@@ -119,7 +123,7 @@ impl Ops {
 
     /// Bytes that all operations are charged with; for tests.
     pub(crate) fn bytes(&self) -> u64 {
-        self.places.iter().filter_map(|place| place.op.as_ref()).map(|op| op.bytes).sum()
+        self.places.iter().filter_map(|place| place.op.as_ref()).map(|op| op.bytes + op.older_bytes).sum()
     }
 
     /// Of those, what removes hold; for tests.

@@ -225,17 +225,29 @@ impl NvmeTier {
     /// A store has failed: whatever of its victim's file may be left is removed, and counted until then.
     pub(super) fn drop_charge(&mut self, op: &Op) {
         match op.victim {
-            Some(victim) if !self.closed && !self.is_stored_again(op.lane, &victim) => {
-                self.remove_file(op.lane, victim, op.bytes);
+            Some(victim) if !self.closed => {
+                if !self.leave_to_next_store(op.lane, &victim, op.bytes) {
+                    self.remove_file(op.lane, victim, op.bytes);
+                }
             }
             _ => self.capacity.release(op.bytes),
         }
     }
 
-    /// Whether a file belongs to a block of the index, so that its next store replaces it.
-    pub(super) fn is_stored_again(&self, lane: u8, name: &BlockName) -> bool {
+    /// Where a file that had to go belongs to a block of the index again, its next store replaces it: it must not be removed, and stays
+    /// counted until that store is done. False: it does not belong to one.
+    fn leave_to_next_store(&mut self, lane: u8, name: &BlockName, bytes: u64) -> bool {
         let row = if name.namespace == self.namespace { self.index.find(&name.key) } else { None };
-        row.and_then(|row| self.index.get(row)).is_some_and(|row| row.lane == lane)
+        let Some((row, known)) = row.and_then(|row| Some((row, *self.index.get(row)?))) else { return false };
+        if known.lane != lane {
+            return false;
+        }
+        match self.ops.at(known.op).filter(|_| !self.index.is_ready(row)) {
+            Some((_, store)) => store.older_bytes += bytes,
+            // Replaced already.
+            None => self.capacity.release(bytes),
+        }
+        true
     }
 
     /// Removes a file whose bytes are counted; they are until it is gone.
@@ -255,9 +267,8 @@ impl NvmeTier {
                 self.capacity.release(op.bytes);
             }
             // Once more would remove the new file.
-            (Err(_), Some(name)) if self.is_stored_again(op.lane, &name) => {
+            (Err(_), Some(name)) if !self.closed && self.leave_to_next_store(op.lane, &name, op.bytes) => {
                 self.leaving_bytes -= op.bytes;
-                self.capacity.release(op.bytes);
             }
             (Err(fault), Some(name)) if !self.closed && fault != Fault::Closed && op.attempts + 1 < REMOVE_ATTEMPTS => {
                 self.leaving += 1;

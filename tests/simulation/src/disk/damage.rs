@@ -1,9 +1,7 @@
 //! Damage to files at rest.
 
-use std::path::{Path, PathBuf};
-
 use super::faults::Kind;
-use super::files::Ino;
+use super::files::{Ino, Name};
 use super::{Disk, State};
 
 impl Disk {
@@ -28,17 +26,17 @@ impl State {
     }
 
     /// Any published block.
-    fn any_block(&mut self) -> Option<(PathBuf, Ino)> {
-        let blocks = self.files.all().filter(|(path, _)| path.extension().is_some_and(|extension| extension == "blk"));
-        let blocks: Vec<_> = blocks.map(|(path, ino)| (path.to_path_buf(), ino)).collect();
+    fn any_block(&mut self) -> Option<(Name, Ino)> {
+        let blocks = self.files.all().filter(|(path, _)| path.ends_with(".blk"));
+        let blocks: Vec<_> = blocks.map(|(path, ino)| (Name::from(path), ino)).collect();
         self.rng.pick(&blocks).cloned()
     }
 
     /// A block of the same key in another namespace.
-    fn twin(&mut self, path: &Path) -> Option<PathBuf> {
-        let is_twin = |other: &&Path| *other != path && other.file_name() == path.file_name();
-        let twins: Vec<&Path> = self.files.all().map(|(path, _)| path).filter(is_twin).collect();
-        self.rng.pick(&twins).map(|path| path.to_path_buf())
+    fn twin(&mut self, path: &str) -> Option<Name> {
+        let is_twin = |other: &&str| *other != path && file_name(other) == file_name(path);
+        let twins: Vec<&str> = self.files.all().map(|(path, _)| path).filter(is_twin).collect();
+        self.rng.pick(&twins).map(|path| Name::from(*path))
     }
 
     fn inflict(&mut self, kind: Kind) -> bool {
@@ -63,4 +61,8 @@ impl State {
             }
         }
     }
+}
+
+fn file_name(path: &str) -> Option<&str> {
+    path.rsplit('/').next()
 }

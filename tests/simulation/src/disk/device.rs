@@ -108,7 +108,7 @@ impl Device for SimDevice {
                 Weather::Full => return Err(DeviceError::new(Step::MakeDir, Cause::NoSpace)),
                 _ => {}
             }
-            let path = disk.roots[self.root].join(path.as_str());
+            let path = format!("{}/{}", disk.roots[self.root], path.as_str());
             match disk.files.make_folder(&path) {
                 Ok(()) | Err(Errno::Exists) => Ok(()),
                 Err(errno) => Err(DeviceError::new(Step::MakeDir, cause(errno))),
@@ -122,14 +122,14 @@ impl Device for SimDevice {
         let listed = self.with(|disk| {
             disk.folder_weather(self.root, Step::List)?;
             let root = &disk.roots[self.root];
-            let folder = if *path == RelPath::root() { root.clone() } else { root.join(path.as_str()) };
-            disk.files.list(&folder).map_err(|errno| DeviceError::new(Step::List, cause(errno)))
+            let below = if *path == RelPath::root() { root.to_string() } else { format!("{root}/{}", path.as_str()) };
+            disk.files.list(&below).map_err(|errno| DeviceError::new(Step::List, cause(errno)))
         });
         let names = listed.unwrap_or(Err(DeviceError::new(Step::List, Cause::Errno(EIO))))?;
         self.listing = names
             .into_iter()
             .filter_map(|(path, ino)| {
-                let name = path.file_name()?.to_str()?.to_owned();
+                let name = path.rsplit_once('/')?.1.to_owned();
                 Some(DirEntry { name, is_dir: ino.is_none() })
             })
             .collect();

@@ -74,6 +74,11 @@ kinds! {
 pub const KIND_COUNT: usize = KINDS.len();
 
 impl Kind {
+    /// Every kind.
+    pub fn all() -> impl Iterator<Item = Self> {
+        KINDS.iter().map(|(kind, _)| *kind)
+    }
+
     /// Whether the device tells the truth: what it reports done is done, what it failed it says so, and files stay as they are.
     pub const fn is_honest(self) -> bool {
         use Kind::*;
@@ -128,6 +133,11 @@ impl Faults {
             }
         }
         faults
+    }
+
+    /// This kind never strikes.
+    pub fn leave_out(&mut self, kind: Kind) {
+        self.per_mille[kind as usize] = 0;
     }
 
     /// Whether a fault of this kind strikes now; counted.

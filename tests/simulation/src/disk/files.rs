@@ -5,7 +5,7 @@
 //! was not flushed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::rng::Rng;
 
@@ -13,6 +13,15 @@ use crate::rng::Rng;
 pub const SECTOR_BYTES: usize = 512;
 /// What files are given room in.
 pub const PAGE_BYTES: usize = 4096;
+
+/// An absolute path in UTF-8: cheap to copy and to compare.
+pub type Name = Arc<str>;
+
+/// What a path stands in; `None` for the root of all.
+fn parent(path: &str) -> Option<&str> {
+    let (parent, _) = path.rsplit_once('/')?;
+    Some(if parent.is_empty() { "/" } else { parent })
+}
 
 /// Names a file, whatever it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,17 +50,17 @@ struct Inode {
 
 #[derive(Clone, Debug)]
 enum Change {
-    Folder(PathBuf),
-    Link(PathBuf, Ino),
-    Rename(PathBuf, PathBuf),
-    Swap(PathBuf, PathBuf),
-    Unlink(PathBuf),
+    Folder(Name),
+    Link(Name, Ino),
+    Rename(Name, Name),
+    Swap(Name, Name),
+    Unlink(Name),
 }
 
 #[derive(Clone, Debug, Default)]
 struct Names {
-    folders: BTreeSet<PathBuf>,
-    files: BTreeMap<PathBuf, Ino>,
+    folders: BTreeSet<Name>,
+    files: BTreeMap<Name, Ino>,
 }
 
 impl Names {
@@ -62,12 +71,12 @@ impl Names {
                 self.folders.insert(path.clone());
             }
             Change::Link(path, ino) => {
-                if path.parent().is_some_and(|parent| self.folders.contains(parent)) {
+                if parent(path).is_some_and(|parent| self.folders.contains(parent)) {
                     self.files.insert(path.clone(), *ino);
                 }
             }
             Change::Rename(from, to) => {
-                if to.parent().is_some_and(|parent| self.folders.contains(parent))
+                if parent(to).is_some_and(|parent| self.folders.contains(parent))
                     && let Some(ino) = self.files.remove(from)
                 {
                     self.files.insert(to.clone(), ino);
@@ -99,34 +108,39 @@ pub struct Files {
 
 impl Files {
     /// A tree that holds these folders, durably, with their ancestors.
-    pub fn new(roots: &[PathBuf]) -> Self {
+    pub fn new(roots: &[Name]) -> Self {
         let mut files = Self::default();
-        for folder in roots.iter().flat_map(|root| root.ancestors()) {
-            files.now.folders.insert(folder.to_path_buf());
+        for root in roots {
+            for folder in
+                std::iter::successors(Some(&**root), |folder| parent(folder)).take_while(|folder| *folder != "/")
+            {
+                files.now.folders.insert(folder.into());
+            }
         }
+        files.now.folders.insert("/".into());
         files.durable = files.now.clone();
         files
     }
 
     /// Makes a folder; its parent must exist.
-    pub fn make_folder(&mut self, path: &Path) -> Result<(), Errno> {
+    pub fn make_folder(&mut self, path: &str) -> Result<(), Errno> {
         if self.now.files.contains_key(path) || self.now.folders.contains(path) {
             return Err(Errno::Exists);
         }
         self.parent(path)?;
-        self.change(Change::Folder(path.to_path_buf()));
+        self.change(Change::Folder(path.into()));
         Ok(())
     }
 
     /// Opens the file of this name; it lives until it is closed, whatever becomes of the name.
-    pub fn open(&mut self, path: &Path) -> Result<Ino, Errno> {
+    pub fn open(&mut self, path: &str) -> Result<Ino, Errno> {
         let ino = self.find(path)?;
         *self.open.entry(ino).or_default() += 1;
         Ok(ino)
     }
 
     /// Opens the file of this name, emptied, and makes it if it is not there.
-    pub fn create(&mut self, path: &Path, now_ns: u64) -> Result<Ino, Errno> {
+    pub fn create(&mut self, path: &str, now_ns: u64) -> Result<Ino, Errno> {
         if self.now.folders.contains(path) {
             return Err(Errno::Kind);
         }
@@ -137,7 +151,7 @@ impl Files {
                 let ino = Ino(self.next_ino);
                 self.next_ino += 1;
                 self.inodes.insert(ino, Inode { modified_ns: now_ns, ..Inode::default() });
-                self.change(Change::Link(path.to_path_buf(), ino));
+                self.change(Change::Link(path.into(), ino));
             }
         }
         self.open(path)
@@ -155,7 +169,7 @@ impl Files {
     }
 
     /// The file of this name.
-    pub fn find(&self, path: &Path) -> Result<Ino, Errno> {
+    pub fn find(&self, path: &str) -> Result<Ino, Errno> {
         if self.now.folders.contains(path) {
             return Err(Errno::Kind);
         }
@@ -163,31 +177,31 @@ impl Files {
     }
 
     /// Renames a file, replacing what had the new name.
-    pub fn rename(&mut self, from: &Path, to: &Path) -> Result<(), Errno> {
+    pub fn rename(&mut self, from: &str, to: &str) -> Result<(), Errno> {
         self.find(from)?;
         self.parent(to)?;
         if self.now.folders.contains(to) {
             return Err(Errno::Kind);
         }
         if from != to {
-            self.change(Change::Rename(from.to_path_buf(), to.to_path_buf()));
+            self.change(Change::Rename(from.into(), to.into()));
             self.forget();
         }
         Ok(())
     }
 
     /// Lets two files change names.
-    pub fn swap(&mut self, one: &Path, other: &Path) -> Result<(), Errno> {
+    pub fn swap(&mut self, one: &str, other: &str) -> Result<(), Errno> {
         self.find(one)?;
         self.find(other)?;
-        self.change(Change::Swap(one.to_path_buf(), other.to_path_buf()));
+        self.change(Change::Swap(one.into(), other.into()));
         Ok(())
     }
 
     /// Removes a name.
-    pub fn unlink(&mut self, path: &Path) -> Result<(), Errno> {
+    pub fn unlink(&mut self, path: &str) -> Result<(), Errno> {
         self.find(path)?;
-        self.change(Change::Unlink(path.to_path_buf()));
+        self.change(Change::Unlink(path.into()));
         self.forget();
         Ok(())
     }
@@ -240,11 +254,11 @@ impl Files {
     }
 
     /// Names directly below a folder, in order, each with its file, or `None` for a folder.
-    pub fn list(&self, folder: &Path) -> Result<Vec<(PathBuf, Option<Ino>)>, Errno> {
+    pub fn list(&self, folder: &str) -> Result<Vec<(Name, Option<Ino>)>, Errno> {
         if !self.now.folders.contains(folder) {
             return Err(Errno::NotFound);
         }
-        let below = |path: &&PathBuf| path.parent() == Some(folder);
+        let below = |path: &&Name| parent(path) == Some(folder);
         let folders = self.now.folders.iter().filter(below).map(|path| (path.clone(), None));
         let files = self.now.files.iter().filter(|(path, _)| below(path)).map(|(path, ino)| (path.clone(), Some(*ino)));
         let mut names: Vec<_> = folders.chain(files).collect();
@@ -253,8 +267,8 @@ impl Files {
     }
 
     /// Every file with its name, in order of names.
-    pub fn all(&self) -> impl Iterator<Item = (&Path, Ino)> {
-        self.now.files.iter().map(|(path, ino)| (path.as_path(), *ino))
+    pub fn all(&self) -> impl Iterator<Item = (&str, Ino)> {
+        self.now.files.iter().map(|(path, ino)| (&**path, *ino))
     }
 
     /// Bytes that the file takes.
@@ -309,8 +323,8 @@ impl Files {
         self.forget();
     }
 
-    fn parent(&self, path: &Path) -> Result<(), Errno> {
-        let parent = path.parent().ok_or(Errno::NotFound)?;
+    fn parent(&self, path: &str) -> Result<(), Errno> {
+        let parent = parent(path).ok_or(Errno::NotFound)?;
         if self.now.folders.contains(parent) { Ok(()) } else { Err(Errno::NotFound) }
     }
 
@@ -362,40 +376,39 @@ impl Inode {
 mod tests {
     use super::*;
 
-    fn tree() -> (Files, PathBuf) {
-        let root = PathBuf::from("/disk");
-        (Files::new(std::slice::from_ref(&root)), root)
+    fn tree() -> Files {
+        Files::new(&[Name::from("/disk")])
     }
 
     #[test]
     fn a_renamed_file_is_durable_only_after_a_flush() {
-        let (mut files, root) = tree();
-        let ino = files.create(&root.join("a"), 1).unwrap();
+        let mut files = tree();
+        let ino = files.create("/disk/a", 1).unwrap();
         files.write(ino, 0, &[7; 5000], 1).unwrap();
-        files.rename(&root.join("a"), &root.join("b")).unwrap();
+        files.rename("/disk/a", "/disk/b").unwrap();
         files.close(ino);
         assert_eq!(files.used_bytes(), 8192);
 
         let mut killed = files.clone();
         killed.process_death();
-        assert_eq!(killed.find(&root.join("b")), Ok(ino));
+        assert_eq!(killed.find("/disk/b"), Ok(ino));
 
         let mut flushed = files.clone();
         flushed.flush(2, |_| true);
         flushed.power_loss(true, &mut Rng::new(1));
         assert_eq!(flushed.bytes(ino).unwrap(), [7; 5000]);
-        assert_eq!(flushed.find(&root.join("b")), Ok(ino));
+        assert_eq!(flushed.find("/disk/b"), Ok(ino));
 
         // Names and sectors survive or not, each for itself.
         let after = |seed| {
             let mut files = files.clone();
             files.power_loss(true, &mut Rng::new(seed));
-            let names: Vec<_> = files.all().map(|(path, _)| path.to_path_buf()).collect();
+            let names: Vec<_> = files.all().map(|(path, _)| Name::from(path)).collect();
             let kept = files.bytes(ino).map(|bytes| bytes.iter().filter(|byte| **byte == 7).count());
             (names, kept)
         };
         let all: BTreeSet<_> = (0..200).map(after).collect();
-        for names in [vec![], vec![root.join("a")], vec![root.join("b")]] {
+        for names in [vec![], vec![Name::from("/disk/a")], vec![Name::from("/disk/b")]] {
             assert!(all.iter().any(|(seen, _)| *seen == names), "{names:?}");
         }
         assert!(all.iter().any(|(_, kept)| kept.is_some_and(|kept| kept > 0 && kept < 5000)), "torn");
@@ -403,26 +416,26 @@ mod tests {
 
     #[test]
     fn a_file_without_a_name_lives_until_it_is_closed() {
-        let (mut files, root) = tree();
-        let ino = files.create(&root.join("a"), 1).unwrap();
+        let mut files = tree();
+        let ino = files.create("/disk/a", 1).unwrap();
         files.flush(1, |_| true);
-        files.unlink(&root.join("a")).unwrap();
+        files.unlink("/disk/a").unwrap();
         files.flush(1, |_| true);
         assert!(files.write(ino, 0, b"x", 2).is_ok());
         files.close(ino);
         assert_eq!(files.bytes(ino), None);
-        assert_eq!(files.open(&root.join("a")), Err(Errno::NotFound));
+        assert_eq!(files.open("/disk/a"), Err(Errno::NotFound));
     }
 
     #[test]
     fn folders_must_exist_and_are_listed() {
-        let (mut files, root) = tree();
-        assert_eq!(files.create(&root.join("d/a"), 1), Err(Errno::NotFound));
-        files.make_folder(&root.join("d")).unwrap();
-        assert_eq!(files.make_folder(&root.join("d")), Err(Errno::Exists));
-        let ino = files.create(&root.join("d/a"), 1).unwrap();
-        assert_eq!(files.list(&root).unwrap(), [(root.join("d"), None)]);
-        assert_eq!(files.list(&root.join("d")).unwrap(), [(root.join("d/a"), Some(ino))]);
-        assert_eq!(files.unlink(&root.join("d")), Err(Errno::Kind));
+        let mut files = tree();
+        assert_eq!(files.create("/disk/d/a", 1), Err(Errno::NotFound));
+        files.make_folder("/disk/d").unwrap();
+        assert_eq!(files.make_folder("/disk/d"), Err(Errno::Exists));
+        let ino = files.create("/disk/d/a", 1).unwrap();
+        assert_eq!(files.list("/disk").unwrap(), [(Name::from("/disk/d"), None)]);
+        assert_eq!(files.list("/disk/d").unwrap(), [(Name::from("/disk/d/a"), Some(ino))]);
+        assert_eq!(files.unlink("/disk/d"), Err(Errno::Kind));
     }
 }

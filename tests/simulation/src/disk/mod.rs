@@ -12,7 +12,7 @@ mod memory;
 mod op;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use terrace_tiers::nvme::FileOp;
@@ -20,7 +20,7 @@ use terrace_tiers::{Clock, ManualClock};
 
 pub use device::SimDevice;
 pub use faults::{Faults, KIND_COUNT, Kind, Weather};
-pub use files::{Errno, Files, Ino, PAGE_BYTES};
+pub use files::{Errno, Files, Ino, Name, PAGE_BYTES};
 
 use self::op::Op;
 use crate::rng::Rng;
@@ -46,7 +46,7 @@ pub(crate) struct State {
     clock: ManualClock,
     rng: Rng,
     trace: SharedTrace,
-    roots: Vec<PathBuf>,
+    roots: Vec<Name>,
     weather: Vec<Weather>,
     ops: BTreeMap<u64, Op>,
     next_op: u64,
@@ -71,7 +71,8 @@ pub struct Disk(Arc<Mutex<State>>);
 
 impl Disk {
     /// A disk with these directories, empty, without faults.
-    pub fn new(roots: Vec<PathBuf>, clock: ManualClock, rng: Rng, trace: SharedTrace) -> Self {
+    pub fn new(roots: &[PathBuf], clock: ManualClock, rng: Rng, trace: SharedTrace) -> Self {
+        let roots: Vec<Name> = roots.iter().map(|root| root.to_string_lossy().into()).collect();
         Self(Arc::new(Mutex::new(State {
             files: Files::new(&roots),
             faults: Faults::none(),
@@ -114,9 +115,10 @@ impl Disk {
         self.lock().faults.struck().collect::<Vec<_>>().into_iter()
     }
 
-    /// Operations that foul weather failed.
-    pub fn weather_failures(&self) -> u64 {
-        self.lock().weather_failures
+    /// How often any fault struck, and operations that foul weather failed.
+    pub fn failures(&self) -> u64 {
+        let state = self.lock();
+        state.weather_failures + state.faults.struck().map(|(_, times)| times).sum::<u64>()
     }
 
     /// Operations that were told that a file is not there while its whole directory was away.
@@ -187,7 +189,7 @@ impl Disk {
     pub fn trace_files(&self) {
         let state = self.lock();
         for (path, ino) in state.files.all() {
-            state.trace.add(format_args!("{} takes {} bytes", path.display(), state.files.allocated_bytes(ino)));
+            state.trace.add(format_args!("{path} takes {} bytes", state.files.allocated_bytes(ino)));
         }
     }
 
@@ -197,18 +199,25 @@ impl Disk {
         state.files.flush(usize::MAX, |_| true);
     }
 
-    /// Bytes that all files take.
-    pub fn used_bytes(&self) -> u64 {
-        self.lock().files.used_bytes()
-    }
-
-    /// Bytes that the files below this folder of any directory take.
-    pub fn used_below(&self, folder: &str) -> u64 {
+    /// Bytes that the files take: those that tiers use, and those in quarantine.
+    pub fn used(&self) -> Used {
         let state = self.lock();
-        let folders: Vec<PathBuf> = state.roots.iter().map(|root| root.join(folder)).collect();
-        let below = |path: &Path| folders.iter().any(|folder| path.starts_with(folder));
-        state.files.all().filter(|(path, _)| below(path)).map(|(_, ino)| state.files.allocated_bytes(ino)).sum()
+        let mut used = Used::default();
+        for (path, ino) in state.files.all() {
+            let place = if path.contains("/quarantine/") { &mut used.quarantined_bytes } else { &mut used.bytes };
+            *place += state.files.allocated_bytes(ino);
+        }
+        used
     }
+}
+
+/// What files take.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
+    /// Everything but quarantine.
+    pub bytes: u64,
+    /// Quarantine.
+    pub quarantined_bytes: u64,
 }
 
 impl State {

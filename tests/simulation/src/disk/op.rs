@@ -1,7 +1,5 @@
 //! One operation of a simulated disk, sub-step by sub-step.
 
-use std::path::PathBuf;
-
 use terrace_tiers::nvme::{
     Cause, Completion, DeviceError, FileOp, FileStat, Outcome, ReadFile, RelPath, Step, WriteFile,
 };
@@ -192,7 +190,8 @@ impl Op {
     /// One sub-step of any operation: the next phase, or `None` at the end.
     fn progress(&mut self, disk: &mut State) -> Progress {
         let now_ns = self.due_ns;
-        let path = |path: &RelPath| disk.roots[self.root].join(path.as_str());
+        let root = disk.roots[self.root].clone();
+        let path = |path: &RelPath| format!("{root}/{}", path.as_str());
         match &self.file_op {
             FileOp::Write(write) => {
                 let names = (path(&write.temp), path(&write.target), write.recycle.as_ref().map(path));
@@ -224,7 +223,7 @@ impl Op {
     fn progress_write(
         &mut self,
         disk: &mut State,
-        (temp, target, recycle): &(PathBuf, PathBuf, Option<PathBuf>),
+        (temp, target, recycle): &(String, String, Option<String>),
         now_ns: u64,
     ) -> Progress {
         match self.phase {
@@ -260,7 +259,7 @@ impl Op {
         }
     }
 
-    fn progress_read(&mut self, disk: &mut State, path: &std::path::Path) -> Progress {
+    fn progress_read(&mut self, disk: &mut State, path: &str) -> Progress {
         match self.phase {
             Phase::Move(part) => {
                 self.read_part(disk, part)?;
@@ -277,7 +276,7 @@ impl Op {
     }
 
     /// A rename, with its faults.
-    fn rename(&self, disk: &mut State, from: &std::path::Path, to: &std::path::Path) -> Result<(), DeviceError> {
+    fn rename(&self, disk: &mut State, from: &str, to: &str) -> Result<(), DeviceError> {
         disk.files.find(from).map_err(|errno| self.errno(errno))?;
         if disk.faults.strikes(Kind::RenameError, &mut disk.rng) {
             return self.fail(Cause::Errno(EIO));
@@ -374,7 +373,7 @@ impl Op {
     /// It is over: tidies up and keeps the result until it is told.
     fn end(&mut self, disk: &mut State, result: Result<Outcome, DeviceError>) {
         if let (FileOp::Write(write), Err(_)) = (&self.file_op, &result) {
-            let temp = disk.roots[self.root].join(write.temp.as_str());
+            let temp = format!("{}/{}", disk.roots[self.root], write.temp.as_str());
             let tidied = matches!(disk.weather[self.root], Weather::Fair | Weather::Full);
             if tidied && !disk.faults.strikes(Kind::RemoveError, &mut disk.rng) {
                 let _ = disk.files.unlink(&temp);
