@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(slots=True)
@@ -73,7 +73,6 @@ class Counters:
 
     def as_dict(self) -> dict[str, int]:
         """All counts by name."""
-        return {name: getattr(self, name) for name in _NAMES}
-
-
-_NAMES = tuple(field.name for field in fields(Counters) if field.name != "_logged")
+        counts = asdict(self)
+        del counts["_logged"]
+        return counts

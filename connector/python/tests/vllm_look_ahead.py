@@ -1,4 +1,4 @@
-"""What the manager asks ahead, how long an answer is good, and when neither is good enough."""
+"""What the manager asks ahead, when an answer holds, and when neither is good enough."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from vllm_script import RETRY, ScriptedSession, end, found, hit, indices, key, m
 
 from terrace_kv.ahead import LookAhead
 from terrace_kv.protocol import JobOutcome
-from terrace_kv.vllm import line as line_module
 from terrace_kv.vllm import manager as manager_module
 from terrace_kv.vllm.manager import TerraceManager
-from terrace_kv.vllm.requests import Group
 from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
 
 KEYS = [key(number) for number in range(8)]
@@ -22,7 +20,7 @@ WIRE = b"".join(KEYS)
 @pytest.fixture(autouse=True)
 def holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine is not to matter."""
-    monkeypatch.setattr(line_module, "HOLDS_S", 3600.0)
+    monkeypatch.setattr(manager_module, "HOLDS_S", 3600.0)
 
 
 def begun(session: ScriptedSession, *prefix: bool) -> TerraceManager:
@@ -46,17 +44,11 @@ def hits_of(count: int) -> dict[bytes, int]:
     return {one: hit() for number in range(count) for one in own(number)}
 
 
-def busy(manager: TerraceManager) -> None:
-    """Something has to be told with this step: it ends all leases."""
-    manager.touch(KEYS[:1], request_of())
-
-
 def test_what_waits_is_asked_ahead_and_not_again() -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
     manager, context = begun(session), request_of(*KEYS)
     for step in range(1, 4):
         assert prefix_scan(manager, KEYS, context) == 5
-        busy(manager)
         end(manager)
         assert session.steps[-1].ahead == [LookAhead(1, 1, [(0, WIRE)])]
         assert (len(session.lookups), session.taken, len(session.steps)) == (1, step - 1, step)
@@ -90,47 +82,20 @@ def test_more_keys_than_were_asked_ahead_are_asked_for() -> None:
     assert [asked for _, _, asked in session.lookups] == [[(0, KEYS[2:])], [(0, KEYS[1:])]]
 
 
-@pytest.mark.parametrize("how", ["leased", "asked ahead"])
-def test_what_this_engine_has_stored_meanwhile_is_seen(how: str) -> None:
+def test_what_this_engine_has_stored_meanwhile_is_seen() -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
     manager, context, other = begun(session), request_of(*KEYS), request_of(*KEYS, name="other")
     assert prefix_scan(manager, KEYS, context) == 5
-    end_as(manager, how)
-    where, session.where = session.where, session.where | dict.fromkeys(KEYS[5:7], hit())
+    end(manager)
+    session.where |= dict.fromkeys(KEYS[5:7], hit())
     manager.complete_store(KEYS[6:7], other)
     manager.complete_store(KEYS[5:6], other, success=False)
     assert prefix_scan(manager, KEYS, context) == 5, "what is missing first was not stored by this engine"
-    session.where = where
-    end_as(manager, how)
-    session.where |= dict.fromkeys(KEYS[5:7], hit())
+    end(manager)
+    session.ahead = [(one, session._answer([(0, b"".join(KEYS[:5] + KEYS[7:]))])) for one, _ in session.ahead]
     manager.complete_store(KEYS[5:7], other)
-    asked = len(session.lookups)
-    for _ in range(3):
-        assert prefix_scan(manager, KEYS, context) == 7
-        assert len(session.lookups) == asked + 1
-        end(manager)
-
-
-def end_as(manager: TerraceManager, how: str) -> None:
-    """The end of a step behind which what waits is leased or asked ahead."""
-    if how != "leased":
-        busy(manager)
-    end(manager)
-
-
-def test_what_is_remembered_as_stored_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "MOST_STORED", 3)
-    session = ScriptedSession(where=dict.fromkeys(KEYS[:5], hit()))
-    manager, context, other = begun(session), request_of(*KEYS), request_of(*KEYS, name="other")
-    for stored in (KEYS[:3], KEYS[3:4]):
-        assert session.steps == []
-        assert prefix_scan(manager, KEYS, context) == 5
-        end(manager)
-        manager.complete_store(stored, other)
-    assert prefix_scan(manager, KEYS, context) == 5
-    end(manager)
-    assert len(session.steps) == 1
-    assert not manager._line._stored
+    assert prefix_scan(manager, KEYS, context) == 7
+    assert len(session.lookups) == 2
 
 
 def test_stored_keys_of_a_window_are_seen_wherever_they_lie() -> None:
@@ -143,26 +108,20 @@ def test_stored_keys_of_a_window_are_seen_wherever_they_lie() -> None:
     assert window_scan(manager, KEYS, 2, context) == 8
 
 
-@pytest.mark.parametrize("found", [8, 5])
-def test_leases_go_on_from_step_to_step_whatever_is_there(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
-    session = ScriptedSession(where=dict.fromkeys(KEYS[:found], hit()))
-    manager, context, over = begun(session), request_of(*KEYS), request_of(name="over")
+def test_a_step_with_nothing_to_tell_is_not_told_and_the_lease_goes_on() -> None:
+    session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
+    manager, context = begun(session), request_of(*KEYS)
     for _ in range(5):
-        assert prefix_scan(manager, KEYS, context) == found
+        assert prefix_scan(manager, KEYS, context) == 8
         end(manager)
-        manager.on_request_finished(over)
     assert (len(session.lookups), session.taken, session.steps) == (1, 0, [])
-    assert prefix_scan(manager, KEYS[1:], context) == found - 1
-    spec = manager.prepare_load(KEYS[1:found], context)
+    assert prefix_scan(manager, KEYS[1:], context) == 7
+    spec = manager.prepare_load(KEYS[1:], context)
     assert isinstance(spec, TerraceLoadStoreSpec)
-    assert spec.block_ids.tolist() == list(range(101, 100 + found))
+    assert spec.block_ids.tolist() == list(range(101, 108))
     end(manager, "request")
-    assert (len(session.lookups), len(session.steps)) == (1, 1)
     (lease,) = session.steps[0].leases
-    assert (lease.lease, indices(lease.load)) == (session.leases, list(range(1, found)))
-    end(manager)
-    assert len(session.steps) == 1
-    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
+    assert (lease.lease, indices(lease.load)) == (session.leases, list(range(1, 8)))
     end(manager)
     assert len(session.steps) == 2, "a load is on its way: the daemon says how it ended"
     session.replies = [reply(jobs=[JobOutcome(spec.job, True)])]
@@ -171,34 +130,8 @@ def test_leases_go_on_from_step_to_step_whatever_is_there(monkeypatch: pytest.Mo
     assert len(session.steps) == 3
 
 
-def test_what_can_be_told_later_is_told_when_nobody_waits() -> None:
-    session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
-    manager, context, over = begun(session), request_of(*KEYS), request_of(*own(1), name="over")
-    assert prefix_scan(manager, own(1), over) == 0
-    assert prefix_scan(manager, KEYS, context) == 8
-    manager.on_request_finished(over)
-    end(manager)
-    assert session.steps == []
-    assert manager.has_pending_work()
-    manager.on_request_finished(context)
-    end(manager)
-    assert [step.finished for step in session.steps] == [[1, 2]]
-    assert not manager.has_pending_work()
-
-
-def test_leases_of_many_slots_do_not_go_on() -> None:
-    session = ScriptedSession(where=hits_of(3), slots=8 * 8)
-    manager, line = begun(session), line_of(3)
-    assert [prefix_scan(manager, own(number), line[number]) for number in range(2)] == [4, 4]
-    end(manager)
-    assert session.steps == []
-    assert prefix_scan(manager, own(2), line[2]) == 4
-    end(manager)
-    assert len(session.steps) == 1
-
-
-def test_an_answer_is_not_good_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
+def test_an_answer_does_not_hold_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "HOLDS_S", -1.0)
     session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
     manager, context = begun(session), request_of(*KEYS)
     for _ in range(3):
@@ -207,7 +140,7 @@ def test_an_answer_is_not_good_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     assert (len(session.lookups), session.taken, len(session.steps)) == (1, 2, 3)
 
 
-@pytest.mark.parametrize("how", ["finished", "not asked", "scheduled", "loaded by another", "reset"])
+@pytest.mark.parametrize("how", ["finished", "not asked", "scheduled", "loaded by another", "reset", "not taken"])
 def test_a_lease_that_nobody_wants_is_ended(how: str) -> None:
     session = ScriptedSession(where=dict.fromkeys(KEYS, hit()) | hits_of(1))
     manager, context, other = begun(session), request_of(*KEYS), request_of(*own(0), name="other")
@@ -219,118 +152,21 @@ def test_a_lease_that_nobody_wants_is_ended(how: str) -> None:
     elif how == "scheduled":
         assert prefix_scan(manager, KEYS, context) == 8
     elif how == "loaded by another":
-        assert prefix_scan(manager, KEYS, context) == 8
         assert prefix_scan(manager, own(0), other) == 4
         manager.prepare_load(own(0), other)
     elif how == "reset":
         manager.reset_cache()
+    elif how == "not taken":
+        assert prefix_scan(manager, KEYS, context) == 8
+        session.look_ahead(LookAhead(1, 1, [(0, WIRE)]))
     end(manager, *(["request"] if how == "scheduled" else []))
     assert len(session.steps) == 1
     assert session.lookups and all(lease.lease != 1001 for lease in session.steps[0].leases)
-    assert len(session.steps[0].ahead) == (how == "loaded by another")
-    if how == "reset":
-        asked = len(session.lookups)
-        assert prefix_scan(manager, KEYS, context) == 8
-        assert len(session.lookups) == asked + 1, "what was known is void"
-
-
-def sharing() -> tuple[ScriptedSession, TerraceManager, list[ReqContext]]:
-    """Three requests with the same two first chunks, of which the last one has been answered in an earlier step."""
-    session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
-    manager = TerraceManager(session, [Group(0, 16, True)], key_bytes=36, block_bytes=4096, loads_once=True)
-    end(manager)
     session.steps.clear()
-    line = [request_of(*KEYS[:2], key(100 + number), name=f"request {number}") for number in range(3)]
-    for context in line:
-        manager.on_new_request(context)
-    assert prefix_scan(manager, KEYS[:2], line[2]) == 2
-    end(manager)
-    return session, manager, line
-
-
-def test_what_vllm_defers_for_anothers_load_is_deferred_before_it_is_asked() -> None:
-    session, manager, line = sharing()
-    assert prefix_scan(manager, KEYS[:2], line[0]) == 2
-    manager.prepare_load(KEYS[:2], line[0])
-    asked = len(session.lookups)
-    assert prefix_scan(manager, KEYS[:2], line[1]) == 2, "its first question: what is in a tier is to come"
-    assert prefix_scan(manager, KEYS[:2], line[2]) is None
-    assert (len(session.lookups), session.steps) == (asked + 1, [])
-    end(manager)
-    assert [asked.request for asked in session.steps[0].ahead] == [2, 3], "the first two in line"
-    for _ in range(3):
-        assert prefix_scan(manager, KEYS[:2], line[1]) is None
-        assert prefix_scan(manager, KEYS[:2], line[2]) is None
-        end(manager)
-    assert (len(session.lookups), session.taken, len(session.steps)) == (asked + 1, 0, 1)
-    manager.complete_load(set(KEYS[:2]), line[0])
-    assert prefix_scan(manager, KEYS[:2], line[1]) == 2
-    assert (len(session.lookups), session.taken) == (asked + 1, 1)
-
-
-def test_the_first_that_is_deferred_is_asked_ahead() -> None:
-    session, manager, line = sharing()
-    assert prefix_scan(manager, KEYS[:2], line[0]) == 2
-    manager.prepare_load(KEYS[:2], line[0])
-    assert prefix_scan(manager, KEYS[:2], line[2]) is None
-    end(manager)
-    assert [asked.request for asked in session.steps[0].ahead] == [3]
-
-
-@pytest.mark.parametrize("how", ["another chunk", "not there", "not once", "for too long", "reset"])
-def test_what_vllm_would_not_defer_is_answered(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    session, manager, line = sharing()
-    if how == "not once":
-        manager._loads_once = False
-    assert prefix_scan(manager, KEYS[:2], line[0]) == 2
-    manager.prepare_load(KEYS[1:2] if how == "another chunk" else KEYS[:2], line[0])
-    if how == "not there":
-        session.where.clear()
-        manager._line.let_go()
-        end(manager)
-        assert prefix_scan(manager, [KEYS[2]], line[2]) == 0
-        end(manager)
-        manager._loading.add(KEYS[2])
-        assert prefix_scan(manager, [KEYS[2]], line[2]) == 0
-        return
-    if how == "for too long":
-        monkeypatch.setattr(manager_module, "LONGEST_WAIT_S", -1.0)
-    if how == "reset":
-        manager.reset_cache()
-    assert prefix_scan(manager, KEYS[:2], line[2]) == 2
-
-
-def test_a_step_that_only_waits_for_a_load_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(manager_module.time, "sleep", pauses.append)
-    monkeypatch.setattr(manager_module, "IDLE_STEP_S", 3600.0)
-    session, manager, line = sharing()
-    end(manager)
-    assert prefix_scan(manager, KEYS[:2], line[0]) == 2
-    manager.prepare_load(KEYS[:2], line[0])
-    end(manager)
-    assert pauses == [manager_module.PAUSE_S]
-    manager.complete_load(set(KEYS[:2]), line[0])
-    end(manager)
-    assert len(pauses) == 1
-    manager.prepare_load(KEYS[:2], line[1])
-    manager.reset_cache()
-    end(manager)
-    assert len(pauses) == 1
-
-
-def test_a_request_that_is_asked_for_after_its_load_hears_soon_how_that_ended() -> None:
-    session = ScriptedSession(where=dict.fromkeys(KEYS, hit()))
-    manager, context = begun(session), request_of(*KEYS)
-    assert prefix_scan(manager, KEYS, context) == 8
-    spec = manager.prepare_load(KEYS, context)
-    assert isinstance(spec, TerraceLoadStoreSpec)
-    end(manager)
-    assert prefix_scan(manager, KEYS, context) == 8
-    session.replies = [reply(jobs=[JobOutcome(spec.job, False)])]
-    end(manager)
-    assert len(session.steps) == 2
-    assert prefix_scan(manager, KEYS, context) == 0
+    if how != "finished":
+        asked = len(session.lookups) + session.taken
+        assert prefix_scan(manager, KEYS, context) == 8
+        assert len(session.lookups) + session.taken == asked + 1, "what was held is void"
 
 
 @pytest.mark.parametrize("change", ["epoch", "away"])
@@ -351,10 +187,7 @@ def test_vllm_going_through_its_queue_is_foreseen() -> None:
         assert prefix_scan(manager, own(number), context) == 4
     assert len(session.lookups) == 5
     manager.on_request_finished(line[3])
-    busy(manager)
     end(manager)
-    session.ahead.clear()
-    manager._line.let_go()
     session.lookups.clear()
     taken = session.taken
     assert prefix_scan(manager, own(0), line[0]) == 4
@@ -362,7 +195,7 @@ def test_vllm_going_through_its_queue_is_foreseen() -> None:
     for number in (1, 2, 4):
         assert prefix_scan(manager, own(number), line[number]) == 4
         manager.prepare_load(own(number), line[number])
-    assert (len(session.lookups), session.taken - taken) == (1, 3)
+    assert (session.lookups, session.taken - taken) == ([], 4)
     assert session.untaken == 0, "nothing is asked for that is finished or scheduled"
 
 
@@ -371,10 +204,8 @@ def test_a_request_that_runs_is_not_foreseen() -> None:
     manager, line = begun(session), line_of(2)
     for number, context in enumerate(line):
         assert prefix_scan(manager, own(number), context) == 4
-    busy(manager)
     end(manager)
     session.ahead.clear()
-    manager._line.let_go()
     manager.prepare_store(own(1), line[1])
     assert prefix_scan(manager, own(0), line[0]) == 4
     manager.prepare_load(own(0), line[0])
@@ -382,8 +213,6 @@ def test_a_request_that_runs_is_not_foreseen() -> None:
 
 
 def test_what_is_asked_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
-
     def asked_ahead() -> list[int]:
         session = ScriptedSession(where=hits_of(6), slots=8 * 12)
         for number in range(6):
@@ -395,15 +224,14 @@ def test_what_is_asked_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         return [asked.request for asked in session.steps[-1].ahead]
 
     assert asked_ahead() == [1, 2, 3, 4], "three slots each of an eighth of the pool"
-    monkeypatch.setattr(line_module, "MOST_AHEAD_BYTES", 3 * 4 * 36)
+    monkeypatch.setattr(manager_module, "MOST_AHEAD_BYTES", 3 * 4 * 36)
     assert asked_ahead() == [1, 2, 3]
-    monkeypatch.setattr(line_module, "MOST_WAITING", 2)
+    monkeypatch.setattr(manager_module, "MOST_AHEAD", 2)
     assert asked_ahead() == [1, 2]
 
 
-def test_who_lacks_room_goes_before_what_is_asked_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_lacks_room_goes_before_what_is_asked_ahead() -> None:
     """Else slots that are leased for others would keep it waiting in each step."""
-    monkeypatch.setattr(line_module, "HOLDS_S", -1.0)
     session = ScriptedSession(where=hits_of(3) | {own(1)[1]: RETRY, own(0)[3]: 0, own(2)[3]: 0})
     manager, line = begun(session), line_of(3)
     for number, context in enumerate(line):

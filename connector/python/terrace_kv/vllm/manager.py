@@ -4,10 +4,12 @@ vLLM asks key by key; the daemon is asked once for each request and step, when t
 loads or waits for is said at the end of the step, in one message that nobody waits for. No call waits for longer than
 the session's budget, and none raises for an absent or sick daemon.
 
-A request that was answered and not scheduled will be asked for again, often in each step. Its answer is used again as
-long as it is good (`line`), and what has to be asked for all the same is asked ahead, so that the answer is here when
-vLLM wants it: behind the end of a step for the first in line, and in the middle of a step for the next one once vLLM is
-seen to go through its queue. What is loaded is leased by then, whatever it took.
+A request that was answered and not scheduled will be asked for again. So it is asked ahead, and its answer is here when
+vLLM wants it: behind the end of the step for those that vLLM asked for in this one, and in the middle of a step for the
+next in line once vLLM is seen to go through its queue. The answer is at most one step old: its hits are leased and stay
+true, and where this engine itself has stored what was missing, the daemon is asked again. What other engines have
+stored during that step is not seen. And where a step has nothing to tell and all that is waited for is there, nothing
+is said at all: the leases go on, and the answers hold.
 """
 
 from __future__ import annotations
@@ -41,9 +43,8 @@ from ..ahead import LookAhead
 from ..answers import LookupAnswer, StoreAnswer, all_missed
 from ..protocol import ANSWER_MASK, ORIGIN_SHIFT, WANT_EVENTS, WANT_STATS, Answer, EndStepReply, LeaseEnd, TierInfo
 from ..session import next_job
-from .compat import NO_LOCK, engine_configs
+from .compat import NO_LOCK
 from .events import LOCALITIES, MEDIA, MOST_BATCHES, offloading_events
-from .line import Line
 from .requests import Asked, Group, Question, RequestState
 from .stats import Statistics
 from .transfer import TerraceLoadStoreSpec
@@ -55,13 +56,20 @@ ASK_AGAIN_S = 0.001
 #: A request that has waited for this long waits no more: what is not ready is a miss. The daemon's own deadlines are
 #: shorter.
 LONGEST_WAIT_S = 30.0
-#: While loads are on their way a step that follows the last one sooner than this has computed nothing: such steps
-#: only wait, and would keep the interpreter from the threads that copy. They pause for a while instead.
-IDLE_STEP_S, PAUSE_S = 0.001, 0.0001
 #: How often the daemon's statistics are asked for.
 STATS_EVERY_S = 5.0
 #: Keys of `touch` that are remembered until the end of a step.
 MOST_TOUCHED = 65536
+#: Requests that are asked ahead, at most, and that are remembered for it.
+MOST_AHEAD = 64
+#: Bytes of keys that are asked ahead at the end of a step: what a socket takes at once, for stores are asked for right
+#: behind.
+MOST_AHEAD_BYTES = 64 << 10
+#: One in so many slots of the pool may be leased by what is asked ahead at the end of a step, for they stay leased for
+#: the length of a step.
+AHEAD_SLOTS = 8
+#: How long an answer holds without being asked again. It bounds how late the reset of another engine is seen.
+HOLDS_S = 0.05
 
 _RESULTS = {
     Answer.MISS: LookupResult.MISS,
@@ -90,6 +98,8 @@ class Session(Protocol):
     def tiers(self) -> tuple[TierInfo, ...]: ...
     @property
     def slots(self) -> int: ...
+    @property
+    def untaken(self) -> int: ...
     @property
     def counters(self) -> dict[str, int]: ...
     def lookup(
@@ -126,11 +136,8 @@ class TerraceManager(OffloadingManager):
         block_bytes: int,
         events: bool = False,
         about: str = "",
-        loads_once: bool | None = None,
     ) -> None:
-        """`groups` in vLLM's order; `events` whether vLLM publishes KV events; `about` what `config_info` says;
-        `loads_once` whether vLLM defers a request while another one loads its first chunk: None asks vLLM's
-        configuration."""
+        """`groups` in vLLM's order; `events` whether vLLM publishes KV events; `about` what `config_info` says."""
         self._session = session
         self._groups = tuple(groups)
         self._place = {group.index: at for at, group in enumerate(groups)}
@@ -139,19 +146,12 @@ class TerraceManager(OffloadingManager):
         self._requests = 0
         # Requests that were looked up in this step.
         self._touched_states: list[RequestState] = []
-        # Requests that have an answer and wait to be scheduled.
-        self._line = Line()
-        # Chunks that are being loaded, where vLLM defers other requests that want them.
-        self._loads_once = _loads_once(self._groups) if loads_once is None else loads_once
-        self._loading: set[OffloadKey] = set()
-        # The first request of this step that has its answer and is deferred for what another one loads.
-        self._deferred: tuple[RequestState, Asked] | None = None
-        # Loads that vLLM has not seen the end of, when the last one began, and when the last step ended.
-        self._copying = 0
-        self._loaded_at = 0.0
-        self._ended_at = 0.0
-        # Whether the end of this step is to be told in any case.
-        self._urgent = False
+        # Requests that have an answer and wait to be scheduled, by their number, the first asked first.
+        self._line: dict[int, RequestState] = {}
+        # Keys that this engine has stored since the last step ended; None: nothing was asked ahead then.
+        self._stored: set[OffloadKey] | None = None
+        # Leases of lookups since the daemon was last told the end of a step. 0: some that are not wanted.
+        self._leased: set[int] = set()
         self._finished: list[int] = []
         self._touched: list[OffloadKey] = []
         # Leases that requests wait under, and loads that have not ended: what the daemon says of them concerns these.
@@ -187,7 +187,7 @@ class TerraceManager(OffloadingManager):
         asked = state.asked
         if asked is None or key not in asked.question.index:
             now = time.monotonic()
-            if asked is None and (now < state.not_before or (self._loading and self._will_defer(key, state, now))):
+            if asked is None and now < state.not_before:
                 return self._still_waiting(key, state)
             asked = self._ask(key, req_context, state)
             if asked is None:
@@ -210,49 +210,40 @@ class TerraceManager(OffloadingManager):
             asked.unready = True
         return result
 
-    def _will_defer(self, key: OffloadKey, state: RequestState, now: float) -> bool:
-        """Whether vLLM will defer the request whatever it is told: its first chunk is there, and on its way to the GPU
-        for another one."""
-        held = state.held
-        if held is None or now - self._loaded_at > LONGEST_WAIT_S:
-            return False
-        return bool(state.first_asked) or (key in self._loading and held.ready.get(key) is LookupResult.HIT)
-
     def _still_waiting(self, key: OffloadKey, state: RequestState) -> LookupResult:
         """vLLM is to defer the request once more, with as few questions as possible."""
         if not state.first_asked:
             self._touched_states.append(state)
-            if state.held is not None:
-                self._deferred = self._deferred or (state, state.held)
         place = self._place.get(int.from_bytes(key[-4:], "big"), 0)
         if state.first_asked.setdefault(place, key) == key or not self._groups[place].prefix:
             return LookupResult.HIT_PENDING
         return LookupResult.MISS
 
     def _ask(self, key: OffloadKey, req_context: ReqContext, state: RequestState) -> Asked | None:
-        """An answer that is still leased, or what was asked ahead, or one round trip. None: the daemon is slow, ask
-        again."""
-        line = self._line
-        # Its load has ended, or it would not be asked for: if that failed, it is to be heard of soon.
-        self._urgent |= bool(state.loading)
+        """The one round trip, or what was asked ahead, or what still holds. None: the daemon is slow, ask again."""
+        ahead, state.ahead = state.ahead, None
         held, state.held = state.held, None
-        if held is not None and (key not in held.question.index or held.answer.epoch != self._session.epoch):
-            held = None
         self._restrict(state, req_context)
         asked: Asked | None
-        if held is not None and line.is_leased(held):
+        if held is not None and key in held.question.index and self._is_leased(held):
             asked = held
             self._answer_is(state, held)
+        elif ahead is not None and key in ahead.index:
+            asked = self._answered(state, ahead)
         else:
-            asked = self._answered(state, held.question if held else self._question(key, req_context, state))
-        if asked is not None and line.lacks(asked):
+            asked = self._answered(state, self._question(key, req_context, state))
+        if asked is not None and self._stored and asked.lacks(self._stored):
             asked = self._answered(state, asked.question, fresh=True)
+        if asked is not None and len(self._touched_states) > 1:
+            self._foresee(state)
         return asked
 
     def _foresee(self, state: RequestState) -> None:
-        """The request was scheduled: vLLM will ask for the next in line at once."""
-        if (ahead := self._line.behind(state)) is not None:
-            self._session.look_ahead(ahead)
+        """vLLM goes through its queue: it will ask for the next in line at once."""
+        for other in self._line.values():
+            if other.number > state.number and other.ahead is not None:
+                self._session.look_ahead(LookAhead(other.number, other.mask, other.ahead.queries))
+                return
 
     def _question(self, key: OffloadKey, req_context: ReqContext, state: RequestState) -> Question:
         """Everything that vLLM may want to know of a request in this step."""
@@ -274,8 +265,8 @@ class TerraceManager(OffloadingManager):
         if answer is None:
             return None
         asked = Asked(question, answer, time.monotonic())
-        self._line.leased(state, asked)
-        self._take_ready(state, asked)
+        if answer.lease:
+            self._leased.add(answer.lease)
         self._answer_is(state, asked)
         return asked
 
@@ -283,11 +274,12 @@ class TerraceManager(OffloadingManager):
         if state.asked is None:
             self._touched_states.append(state)
         state.asked = asked
-        state.ready = asked.ready
+        self._take_ready(state, asked)
 
     def _take_ready(self, state: RequestState, asked: Asked) -> None:
         """What most calls of `lookup` will ask for, at the cost of one dictionary."""
-        answers, keys, results, ready = asked.answer.answers, asked.question.keys, state.results, asked.ready
+        answers, keys, results = asked.answer.answers, asked.question.keys, state.results
+        ready: dict[OffloadKey, LookupResult] = {}
         for part in asked.question.parts:
             if not part.group.prefix:
                 continue
@@ -301,6 +293,7 @@ class TerraceManager(OffloadingManager):
                 )
             else:
                 ready.update(zip(keys[part.first : end], map(results.__getitem__, span)))
+        state.ready = ready
 
     def _restrict(self, state: RequestState, req_context: ReqContext) -> None:
         """Which tiers the request may load from, of those that the daemon has at present."""
@@ -344,10 +337,6 @@ class TerraceManager(OffloadingManager):
         """A load of keys that this step's lookup found. Local: their slots came with the answer, and are leased."""
         state = self._state(req_context)
         asked, wanted = state.asked, list(keys)
-        self._copying += 1
-        self._loaded_at = time.monotonic()
-        if self._loads_once:
-            self._loading.update(wanted)
         found = asked.slots_of(wanted) if asked is not None and asked.answer.epoch == self._session.epoch else None
         if asked is None or found is None:
             # The connection broke in the middle of the step. The worker does not copy, and vLLM computes the blocks
@@ -367,7 +356,6 @@ class TerraceManager(OffloadingManager):
         spec = TerraceLoadStoreSpec(asked.answer.region, asked.job, slots, state.name)
         self._step_loads[asked.job] = spec
         self._loads[asked.job] = state
-        state.loading = asked.job
         self._foresee(state)
         return spec
 
@@ -378,7 +366,7 @@ class TerraceManager(OffloadingManager):
         state = self._state(req_context)
         offered = list(keys)
         # It runs.
-        self._line.remove(state)
+        self._line.pop(state.number, None)
         job = next_job()
         state.opened = True
         answer = self._session.prepare_store(state.number, job, b"".join(offered))
@@ -405,16 +393,10 @@ class TerraceManager(OffloadingManager):
     # What ends. Workers report to the daemon themselves, so `complete_load` and `complete_store` tell it nothing.
 
     @override
-    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """vLLM has these keys on the GPU, or knows that they have to be computed."""
-        self._copying = max(0, self._copying - 1)
-        self._loading.difference_update(keys)
-
-    @override
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
-        """Answers of before do not know of these keys."""
-        if success:
-            self._line.stored(keys, time.monotonic())
+        """What was asked ahead does not know of these keys."""
+        if success and self._stored is not None:
+            self._stored.update(keys)
 
     @override
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -423,7 +405,7 @@ class TerraceManager(OffloadingManager):
         if state is None:
             return
         self._forget_waits(state)
-        self._line.remove(state)
+        self._line.pop(state.number, None)
         state.loads_nothing = True
         if state.opened:
             self._finished.append(state.number)
@@ -432,51 +414,34 @@ class TerraceManager(OffloadingManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """The end of a step: what is loaded, what is waited for, what is over, and what will be asked next. One write,
         not waited for; none if there is nothing to tell."""
-        self._end_step(context)
-        if self._copying and time.monotonic() - self._ended_at < IDLE_STEP_S:
-            time.sleep(PAUSE_S)
-        self._ended_at = time.monotonic()
-
-    def _end_step(self, context: ScheduleEndContext) -> None:
         if self._reset_pending and self._session.reset():
             self._reset_pending = False
-        now, line = time.monotonic(), self._line
-        leases, waiting, short = self._leases(context.new_req_ids, now)
-        deferred, self._deferred = self._deferred, None
-        if not waiting and deferred is not None:
-            waiting = [deferred]
-        want = WANT_EVENTS if self._events is not None else 0
-        if now - self._stats_at >= STATS_EVERY_S:
-            want |= WANT_STATS
-        if not (leases or self._touched or self._urgent) and self._may_wait(waiting, want, now):
-            if (self._waits or self._loads) and (reply := self._session.poll()) is not None:
-                self._take(reply)
-            return
-        self._urgent = False
-        if want & WANT_STATS:
-            self._stats_at = now
+        now = time.monotonic()
+        leases, waiting = self._leases(context.new_req_ids, now)
         finished, self._finished = self._finished, []
         # vLLM names the most recent last, the daemon wants it first.
         touched = b"".join(reversed(self._touched)) if self._touched else b""
         self._touched = []
-        ahead = line.told(waiting, self._session.slots, now, first=not short)
+        want = WANT_EVENTS if self._events is not None else 0
+        if now - self._stats_at >= STATS_EVERY_S:
+            self._stats_at = now
+            want |= WANT_STATS
+        # How loads have ended is heard with the replies: a load that failed is not to be tried again.
+        if not (leases or finished or touched or want or self._loads) and self._holds(waiting, now):
+            if self._waits and (reply := self._session.poll()) is not None:
+                self._take(reply)
+            return
+        self._leased.clear()
+        ahead = self._look_ahead(waiting)
         reply = self._session.end_step(leases, finished=finished, touched=touched, want=want, ahead=ahead)
         if reply is not None:
             self._take(reply)
         self._step_loads.clear()
 
-    def _may_wait(self, waiting: Sequence[object], want: int, now: float) -> bool:
-        """Whether what there is to tell, if anything, can be told later, so that leases go on."""
-        if not self._line.may_wait(bool(waiting), self._session.slots, now):
-            return False
-        # A load that failed is to be known before its request is tried again, and that says so.
-        return bool(waiting) or not (self._finished or want or (self._loads and self._line.is_time(now)))
-
     def _leases(
         self, started: Collection[str], now: float
-    ) -> tuple[list[LeaseEnd], list[tuple[RequestState, Asked]], bool]:
-        """What becomes of this step's leases, the requests that will be asked for again in the next, and whether one
-        was short of room."""
+    ) -> tuple[list[LeaseEnd], list[tuple[RequestState, Asked]]]:
+        """What becomes of this step's leases, and the requests that will be asked for again in the next."""
         leases: list[LeaseEnd] = []
         waiting: list[tuple[RequestState, Asked]] = []
         short = False
@@ -488,7 +453,7 @@ class TerraceManager(OffloadingManager):
             state.asked = None
             state.ready = {}
             state.not_before = 0.0
-            self._line.remove(state)
+            self._line.pop(state.number, None)
             # There is no room, or a tier is slow. Who is asked after this one must not be leased slots before it.
             short = short or Answer.RETRY in asked.answer.answers
             if asked.job:
@@ -497,15 +462,48 @@ class TerraceManager(OffloadingManager):
                 if asked.unready:
                     self._wait(state, asked, now, leases)
                     continue
-                asked.wanted.clear()
-                if asked.answer.epoch and not state.loads_nothing and self._line.add(state, asked) and not short:
-                    waiting.append((state, asked))
+                if asked.answer.epoch and not state.loads_nothing and len(self._line) < MOST_AHEAD:
+                    self._line[state.number] = state
+                    state.ahead = asked.question
+                    if not short:
+                        waiting.append((state, asked))
             state.waiting_since = 0.0
             self._forget_waits(state)
             if not state.counted or asked.job:
                 self._count(state, asked)
         self._touched_states.clear()
-        return leases, waiting, short
+        return leases, waiting
+
+    def _holds(self, waiting: Sequence[tuple[RequestState, Asked]], now: float) -> bool:
+        """Whether all leases are those of waiting requests that miss nothing. Then their answers stay."""
+        slots = 0
+        for _, asked in waiting:
+            if not asked.is_whole or now - asked.at > HOLDS_S:
+                return False
+            slots += len(asked.answer.slots)
+        leased = {asked.answer.lease for _, asked in waiting}
+        if leased != self._leased or self._session.untaken or slots > self._session.slots // AHEAD_SLOTS:
+            return False
+        for state, asked in waiting:
+            asked.wanted.clear()
+            state.held = asked
+        return True
+
+    def _is_leased(self, asked: Asked) -> bool:
+        return asked.answer.lease in self._leased and asked.answer.epoch == self._session.epoch
+
+    def _look_ahead(self, waiting: Sequence[tuple[RequestState, Asked]]) -> list[LookAhead]:
+        """What is asked ahead: as much as is good for others."""
+        slots, key_bytes = self._session.slots // AHEAD_SLOTS, MOST_AHEAD_BYTES
+        ahead: list[LookAhead] = []
+        for state, asked in waiting:
+            slots -= len(asked.answer.slots)
+            key_bytes -= asked.question.key_bytes
+            if slots < 0 or key_bytes < 0:
+                break
+            ahead.append(LookAhead(state.number, state.mask, asked.question.queries))
+        self._stored = set() if ahead else None
+        return ahead
 
     def _wait(self, state: RequestState, asked: Asked, now: float, leases: list[LeaseEnd]) -> None:
         """vLLM has deferred the request: what it asked for is to be brought, and held."""
@@ -539,8 +537,6 @@ class TerraceManager(OffloadingManager):
             self._stats.promotions_refused += len(refused)
         for outcome in reply.jobs:
             loading = self._loads.pop(outcome.job, None)
-            if loading is not None and loading.loading == outcome.job:
-                loading.loading = 0
             if outcome.ok or loading is None:
                 continue
             # vLLM computes the request; it is not to be lured into the same load again.
@@ -576,8 +572,7 @@ class TerraceManager(OffloadingManager):
         self._reset_pending = not self._session.reset()
         if self._events is not None:
             self._events.clear()
-        for state in self._loads.values():
-            state.loading = 0
+        for state in {id(state): state for state in self._loads.values()}.values():
             self._forget_waits(state)
         self._loads.clear()
         self._step_loads.clear()
@@ -585,10 +580,8 @@ class TerraceManager(OffloadingManager):
             state.asked = None
             state.ready = {}
         self._touched_states.clear()
-        self._deferred = None
-        self._line.reset()
-        self._loading.clear()
-        self._copying = 0
+        self._stored = None
+        self._leased = {0}
         for state, _ in self._waits.values():
             state.waits_under = 0
             state.not_before = 0.0
@@ -630,11 +623,3 @@ class TerraceManager(OffloadingManager):
             return
         state.counted = True
         self._stats.resolved(state, asked)
-
-
-def _loads_once(groups: Sequence[Group]) -> bool:
-    """Whether this vLLM defers each request whose first chunk is being loaded, to find it on the GPU then. It does so
-    for what it would load, which with one group of full attention begins with the first chunk that it asks for."""
-    vllm_config, _ = engine_configs()
-    caches = vllm_config is not None and bool(vllm_config.cache_config.enable_prefix_caching)
-    return caches and len(groups) == 1 and groups[0].prefix

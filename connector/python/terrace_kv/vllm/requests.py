@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -107,16 +107,19 @@ class Asked:
     wanted: list[int] = field(default_factory=list)
     #: Whether one of these is not ready: then vLLM defers.
     unready: bool = False
-    #: What most calls of `lookup` will ask for: the final answers of prefix groups.
-    ready: dict[OffloadKey, LookupResult] = field(default_factory=dict)
 
-    def lacks(self, stored: Mapping[OffloadKey, float]) -> bool:
-        """Whether one of these keys, stored at these times, was not there yet and would make another answer."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether every key is a leased hit: no later answer can be better."""
+        return bool(self.answer.lease) and len(self.answer.slots) == len(self.answer.answers)
+
+    def lacks(self, keys: Collection[OffloadKey]) -> bool:
+        """Whether one of these keys, if it were there now, would make another answer."""
         answers, asked = self.answer.answers, self.question.keys
         for part in self.question.parts:
             miss = answers.find(0, part.first, part.end)
             while miss >= 0:
-                if stored.get(asked[miss], -1.0) >= self.at:
+                if asked[miss] in keys:
                     return True
                 # What lies behind the first miss of a prefix is of no use.
                 miss = -1 if part.group.prefix else answers.find(0, miss + 1, part.end)
@@ -163,12 +166,12 @@ class RequestState:
     """One request of vLLM."""
 
     __slots__ = (
+        "ahead",
         "asked",
         "counted",
         "first_asked",
         "groups",
         "held",
-        "loading",
         "loads_nothing",
         "mask",
         "mask_epoch",
@@ -202,13 +205,13 @@ class RequestState:
         #: Tiers that may be asked, for one connection.
         self.mask = 0
         self.mask_epoch = -1
-        #: `asked.ready`.
+        #: Answers of this step that are final and in prefix groups: what most calls of `lookup` need.
         self.ready: dict[OffloadKey, LookupResult] = {}
         self.asked: Asked | None = None
-        #: While it waits to be scheduled: its last answer.
+        #: While it waits with an answer: what it asked, and will ask again.
+        self.ahead: Question | None = None
+        #: The answer, if it holds.
         self.held: Asked | None = None
-        #: Its load, if the daemon has not said how that ended; 0 for none.
-        self.loading = 0
         #: While it waits, it is not asked again before this moment; 0: it does not wait.
         self.not_before = 0.0
         self.waiting_since = 0.0
