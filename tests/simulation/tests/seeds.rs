@@ -85,7 +85,8 @@ fn a_failure_is_made_short_and_replays() {
     let (_, failures) = run_seeds(0, 40, Run { verify_crc: false, ..Run::new(0, 600) });
     let long = failures.first().expect("the test above finds some").clone();
     let short = shrink(long.clone(), 4);
-    assert!(short.step <= long.step && short.is_like(&long), "{long} became {short}");
+    // In fewer kinds of faults and parts, perhaps at a later step.
+    assert!(short.run.off != long.run.off && short.is_like(&long), "{long} became {short}");
     assert_eq!(run(&short.run).failure.as_ref().map(|failure| &failure.reason), Some(&short.reason));
 }
 
