@@ -103,7 +103,7 @@ impl Plain {
                 self.cuda()?;
                 let threads = or(self.host_threads, HOST_THREADS) as usize;
                 let engine = HostCopyEngine::new(threads, self.queue_entries())?;
-                let copier = if self.copies() { Copier::Host(engine) } else { Copier::None };
+                let copier = if self.copies() { Copier::Host(Box::new(engine)) } else { Copier::None };
                 Ok(Session::new(copier, None, self.queue_entries(), PinOptions::default()))
             }
         }

@@ -21,7 +21,7 @@ const MOST_HANDLES: usize = 65_536;
 /// What copies.
 #[derive(Debug)]
 pub(crate) enum Copier {
-    Host(HostCopyEngine),
+    Host(Box<HostCopyEngine>),
     Cuda(Box<CudaCopyEngine>),
     /// Copies were not asked for.
     None,
@@ -124,7 +124,7 @@ impl Session {
 
     fn engine(&mut self) -> Result<&mut dyn CopyEngine, Refusal> {
         match &mut self.copier {
-            Copier::Host(engine) => Ok(engine),
+            Copier::Host(engine) => Ok(&mut **engine),
             Copier::Cuda(engine) => Ok(&mut **engine),
             Copier::None => Err(Refusal::unsupported("the engine was opened with TERRACE_COPY_NO_COPIES")),
         }
