@@ -76,7 +76,9 @@ mod tests {
     #[test]
     fn what_is_no_label_is_refused() {
         let label = Namespace::default().to_label(&GEOMETRY);
-        for wrong in ["", "tenant = \"x\"", &label.replace("hash_bytes = 32", "hash_bytes = 300"), &label[..label.len() - 16]] {
+        for wrong in
+            ["", "tenant = \"x\"", &label.replace("hash_bytes = 32", "hash_bytes = 300"), &label[..label.len() - 16]]
+        {
             assert_eq!(Namespace::from_label(wrong), None, "{wrong}");
         }
         assert_eq!(Namespace::from_label(&" ".repeat(MAX_LABEL_BYTES + 1)), None);

@@ -17,6 +17,7 @@ mod fold;
 mod folder;
 pub mod format;
 mod id;
+mod label;
 mod lease;
 mod limiter;
 mod load_job;
@@ -40,6 +41,7 @@ mod writer;
 
 pub use counters::ObjectStats;
 pub use id::{SegmentId, Stamp, WriterId};
+pub(crate) use open::Extras;
 pub use open::ObjectOptions;
 pub use record::{SegmentRecord, Shape};
 pub use tier::ObjectTier;
