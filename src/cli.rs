@@ -13,6 +13,7 @@ use crate::failure::BadInput;
 use crate::object_cmd::ObjectCommand;
 use crate::replay::{self, ReplayOptions};
 use crate::serve::{self, ServeOptions};
+use crate::tenant_cmd::TenantCommand;
 
 /// Status of bad input: options, a configuration, a trace.
 const BAD_INPUT: u8 = 2;
@@ -43,6 +44,11 @@ enum Command {
         #[command(subcommand)]
         command: ObjectCommand,
     },
+    /// See whose blocks the tiers hold, and erase a tenant from all of them
+    Tenant {
+        #[command(subcommand)]
+        command: TenantCommand,
+    },
     /// Check, show and describe configuration files
     Config {
         #[command(subcommand)]
@@ -62,6 +68,7 @@ pub fn run() -> ExitCode {
         Command::Replay(options) => replay::run(&options),
         Command::Bench { command } => command.run(),
         Command::Object { command } => command.run(),
+        Command::Tenant { command } => command.run(),
         Command::Config { command } => return command.run(),
     })
 }

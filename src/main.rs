@@ -9,6 +9,7 @@ mod notify;
 mod object_cmd;
 mod replay;
 mod serve;
+mod tenant_cmd;
 
 fn main() -> std::process::ExitCode {
     cli::run()

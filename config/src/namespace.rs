@@ -42,12 +42,22 @@ impl Namespace {
     /// lengths keep one field from reading as another. Any change of this formula makes all stored blocks unreachable:
     /// it raises the "1", and the golden vectors of the tests stay as they are.
     pub fn digest(&self, geometry: &Geometry) -> [u8; 32] {
-        // Taken apart by name, so that a field added later cannot be forgotten here.
-        let Self { model, revision, dtype, kv_layout, quantisation, rope, parallel, engine, tenant } = self;
-        let Geometry { block_bytes, tokens_per_block, blocks_per_chunk, groups, hash_bytes } = geometry;
         let mut hasher = blake3::Hasher::new();
         field(&mut hasher, "terrace namespace", b"1");
-        for (label, text) in [
+        for (label, text) in self.texts() {
+            field(&mut hasher, label, text.as_bytes());
+        }
+        for (label, number) in geometry.numbers() {
+            field(&mut hasher, label, &number.to_le_bytes());
+        }
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Every field with its name, in the order of the digest.
+    pub(crate) fn texts(&self) -> [(&'static str, &str); 9] {
+        // Taken apart by name, so that a field added later cannot be forgotten here.
+        let Self { model, revision, dtype, kv_layout, quantisation, rope, parallel, engine, tenant } = self;
+        [
             ("model", model),
             ("revision", revision),
             ("dtype", dtype),
@@ -57,19 +67,21 @@ impl Namespace {
             ("parallel", parallel),
             ("engine", engine),
             ("tenant", tenant),
-        ] {
-            field(&mut hasher, label, text.as_bytes());
-        }
-        for (label, number) in [
+        ]
+    }
+}
+
+impl Geometry {
+    /// Every field with its name, in the order of the digest.
+    pub(crate) fn numbers(&self) -> [(&'static str, u64); 5] {
+        let Self { block_bytes, tokens_per_block, blocks_per_chunk, groups, hash_bytes } = self;
+        [
             ("block_bytes", u64::from(*block_bytes)),
             ("tokens_per_block", u64::from(*tokens_per_block)),
             ("blocks_per_chunk", u64::from(*blocks_per_chunk)),
             ("groups", u64::from(*groups)),
             ("hash_bytes", u64::from(*hash_bytes)),
-        ] {
-            field(&mut hasher, label, &number.to_le_bytes());
-        }
-        *hasher.finalize().as_bytes()
+        ]
     }
 }
 

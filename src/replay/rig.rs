@@ -15,7 +15,7 @@ use terrace_kernels::{CopyEngine, CopyEngineKind};
 use terrace_primary::{Region, RegionOptions};
 use terrace_tiering::TieringOffloadingManager;
 use terrace_tiers::wrappers::{FaultRates, Faulty, HangSwitch, Hanging, Slow};
-use terrace_tiers::{Clock, SecondaryTier, SystemClock, null_nvme_tier, open_tier};
+use terrace_tiers::{Clock, SecondaryTier, SystemClock, TierNamespace, null_nvme_tier, open_tier};
 
 use super::gpu_memory::{GpuMemory, Place};
 use super::options::{Copies, ReplayOptions, Switch, TierFault};
@@ -203,10 +203,10 @@ fn build_in_process(
         region?
     };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let digest = config.namespace.digest(&geometry);
+    let namespace = TierNamespace::of(config);
     let mut tiers: Vec<Box<dyn SecondaryTier>> = Vec::with_capacity(config.tiers.len());
     for tier in &config.tiers {
-        tiers.push(build_tier(options, config, tier, digest, &region, &clock)?);
+        tiers.push(build_tier(options, config, tier, &namespace, &region, &clock)?);
     }
     let manager = TieringOffloadingManager::new(config, tiers, clock)?;
     let engine = match device {
@@ -221,7 +221,7 @@ fn build_tier(
     options: &ReplayOptions,
     config: &Config,
     tier: &TierConfig,
-    digest: [u8; 32],
+    namespace: &TierNamespace,
     region: &Arc<Region>,
     clock: &Arc<dyn Clock>,
 ) -> Result<Box<dyn SecondaryTier>> {
@@ -230,10 +230,12 @@ fn build_tier(
     if options.no_bytes {
         return match &tier.kind {
             TierKind::Nvme(nvme) => Ok(Box::new(null_nvme_tier(&tier.name, nvme, geometry, region, clock)?)),
-            TierKind::Memory(_) | TierKind::Object(_) => Ok(open_tier(tier, digest, geometry, region, clock)?),
+            TierKind::Memory(_) | TierKind::Object(_) => {
+                Ok(open_tier(tier, namespace.clone(), geometry, region, clock)?)
+            }
         };
     }
-    let opened = open_tier(tier, digest, geometry, region, Arc::clone(&clock))
+    let opened = open_tier(tier, namespace.clone(), geometry, region, Arc::clone(&clock))
         .with_context(|| format!("the tier {:?} cannot be opened", tier.name))?;
     Ok(match options.tier_fault {
         None => opened,

@@ -12,6 +12,7 @@ pub mod metrics;
 pub mod nvme;
 pub mod object;
 pub mod open;
+pub mod tenant;
 pub mod tier;
 pub mod wrappers;
 
@@ -20,4 +21,5 @@ pub use error::TierError;
 pub use memory::MemoryTier;
 pub use nvme::NvmeTier;
 pub use open::{null_nvme_tier, open_tier};
+pub use tenant::TierNamespace;
 pub use tier::*;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use terrace_config::Config;
 use terrace_primary::{Key, Region, RegionOptions, SlotId};
 use terrace_tiering::{Event, Located, Lookup, RequestId, StorePlan, TieringOffloadingManager};
-use terrace_tiers::{Clock, SecondaryTier, SystemClock, Time, open_tier};
+use terrace_tiers::{Clock, SecondaryTier, SystemClock, TierNamespace, Time, open_tier};
 
 use super::connection::{Connection, Input};
 use super::counts::{Limit, PoolCounts};
@@ -110,8 +110,9 @@ impl Pool {
         let region = Arc::new(region.map_err(|error| told(&error))?);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let mut tiers: Vec<Box<dyn SecondaryTier>> = Vec::with_capacity(config.tiers.len());
+        let namespace = TierNamespace::of(&config);
         for tier in &config.tiers {
-            let opened = open_tier(tier, digest, &geometry, Arc::clone(&region), Arc::clone(&clock));
+            let opened = open_tier(tier, namespace.clone(), &geometry, Arc::clone(&region), Arc::clone(&clock));
             tiers.push(opened.map_err(|error| told(&error))?);
         }
         let infos = tiers.iter().map(|tier| {

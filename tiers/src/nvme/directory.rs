@@ -24,7 +24,7 @@ use crate::error::TierError;
 /// Held locked by the process that uses the directory.
 const LOCK: &str = "LOCK";
 /// Names the format of everything below the root.
-const FORMAT: &str = "FORMAT";
+pub(super) const FORMAT: &str = "FORMAT";
 /// What stands in front of the version in `FORMAT`.
 const FORMAT_NAME: &str = "terrace block directory ";
 /// Length that any sound `FORMAT` stays below.
@@ -102,7 +102,7 @@ pub fn open_directory(options: DirectoryOptions) -> Result<ThreadedPort, TierErr
 }
 
 /// Takes the directory's lock, which ends with the process that holds it.
-fn lock(root: &Path) -> Result<OwnedFd, TierError> {
+pub(super) fn lock(root: &Path) -> Result<OwnedFd, TierError> {
     let refuse = |problem: &str, source: io::Error| TierError::Directory {
         path: root.into(),
         problem: problem.into(),
@@ -128,7 +128,7 @@ fn lock(root: &Path) -> Result<OwnedFd, TierError> {
 }
 
 /// Writes `FORMAT` in a new directory; refuses one that this program does not read.
-fn check_format(root: &Path) -> Result<(), TierError> {
+pub(super) fn check_format(root: &Path) -> Result<(), TierError> {
     let path = root.join(FORMAT);
     let refuse = |problem: String, source| TierError::Directory { path: root.into(), problem, source };
     let mut text = String::new();

@@ -1,5 +1,6 @@
 //! The NVMe tier: one file a block, in directories on local disks.
 pub mod abandon;
+pub mod admin;
 mod capacity;
 mod complete;
 pub mod device;

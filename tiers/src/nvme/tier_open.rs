@@ -15,7 +15,7 @@ use crate::catalog::{CatalogStore, NoCatalog};
 use crate::error::TierError;
 
 /// Name of the catalog's directory in the first directory of the tier.
-const CATALOG: &str = "catalog";
+pub(super) const CATALOG: &str = "catalog";
 
 impl NvmeTier {
     /// Opens and probes every directory, starts a thread for each, and the catalog's. What is in them comes later, see the module.

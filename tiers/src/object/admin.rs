@@ -5,6 +5,7 @@
 //! the budgets of the configuration.
 mod collect;
 mod deep;
+mod erase;
 mod fsck;
 mod listing;
 mod problems;
@@ -27,6 +28,7 @@ use terrace_primary::Region;
 use tokio::runtime::Runtime;
 
 pub use self::collect::Collected;
+pub use self::erase::Contents;
 pub use self::fsck::Checked;
 pub use self::problems::{MAX_PROBLEMS, Problem};
 pub use self::rebuild::Rebuilt;
@@ -194,6 +196,7 @@ impl Admin {
             node: "terrace object".to_owned(),
             shape,
             names,
+            label: None,
             // No block goes to a slot here.
             region: Region::null(1, shape.block_bytes, shape.block_bytes),
             clock: Arc::clone(&self.clock),

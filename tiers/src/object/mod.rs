@@ -18,6 +18,7 @@ mod folder;
 pub mod format;
 mod given_up;
 mod id;
+mod label;
 mod lease;
 mod limiter;
 mod load_job;
@@ -42,6 +43,7 @@ mod writer;
 
 pub use counters::ObjectStats;
 pub use id::{SegmentId, Stamp, WriterId};
+pub(crate) use open::Extras;
 pub use open::ObjectOptions;
 pub use record::{SegmentRecord, Shape};
 pub use tier::ObjectTier;

@@ -3,6 +3,7 @@
 use object_store::path::Path;
 
 use super::id::{SegmentId, Stamp, WriterId};
+use crate::tenant::LABEL;
 
 /// Hex digits of a `u64` in a name: fixed, so that names sort as their numbers do.
 const DIGITS: usize = 16;
@@ -70,6 +71,11 @@ impl Names {
     /// All of the namespace.
     pub const fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The readable file that says whose namespace it is.
+    pub fn label(&self) -> Path {
+        self.root.clone().join(LABEL)
     }
 
     /// All segments.

@@ -39,19 +39,43 @@ pub struct ObjectOptions<'a> {
     pub wall: Arc<dyn WallClock>,
 }
 
+/// What a tier has beyond its options.
+#[derive(Default)]
+pub(crate) struct Extras {
+    /// The namespace in words.
+    pub label: Option<Arc<str>>,
+}
+
 impl ObjectTier {
     /// A tier in the store that the configuration names. Reads files of the configuration and starts a thread; the store is asked by
     /// that thread, and may come later: until it does, lookups are misses. Fails where the tier could not work at all.
     pub fn open(options: ObjectOptions<'_>) -> Result<Self, TierError> {
+        Self::open_with(options, Extras::default())
+    }
+
+    /// The same, with what only some namespaces have.
+    pub(crate) fn open_with(options: ObjectOptions<'_>, extras: Extras) -> Result<Self, TierError> {
         let (store, prefix) = open_store(&options.name, options.config)?;
         // A name for this life of the tier: random, so that no two are alike.
         let state = RandomState::new();
-        Self::with_store(options, store, &prefix, WriterId(state.hash_one("writer")), state.hash_one("jitter"))
+        let (writer, seed) = (WriterId(state.hash_one("writer")), state.hash_one("jitter"));
+        Self::over(options, extras, store, &prefix, writer, seed)
     }
 
     /// A tier in `store`, below `prefix`. `writer` is new in the whole cluster; `seed` spreads pauses.
     pub fn with_store(
         options: ObjectOptions<'_>,
+        store: Arc<dyn ObjectStore>,
+        prefix: &Path,
+        writer: WriterId,
+        seed: u64,
+    ) -> Result<Self, TierError> {
+        Self::over(options, Extras::default(), store, prefix, writer, seed)
+    }
+
+    fn over(
+        options: ObjectOptions<'_>,
+        extras: Extras,
         store: Arc<dyn ObjectStore>,
         prefix: &Path,
         writer: WriterId,
@@ -73,6 +97,7 @@ impl ObjectTier {
             node: config.node.clone().unwrap_or_else(host_name),
             shape: Shape { namespace, block_bytes: geometry.block_bytes, key_bytes: geometry.hash_bytes + 4 },
             names: Names::new(prefix.as_ref(), &namespace),
+            label: extras.label,
             region,
             clock,
             wall,

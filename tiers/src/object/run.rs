@@ -37,6 +37,9 @@ pub(super) async fn run(
     if !probe_until_it_answers(&shared, writer, &mut commands, &reports).await {
         return;
     }
+    if shared.label.is_some() {
+        tokio::spawn(super::label::write(Arc::clone(&shared)));
+    }
     let state = SharedLogState::new(writer);
     let (publisher_handle, publishing) = publisher(Arc::clone(&shared), state.clone());
     let (folder_handle, folding) = folder(Arc::clone(&shared), state.clone(), changes, reports.clone());

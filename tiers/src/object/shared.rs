@@ -21,6 +21,8 @@ pub(crate) struct Shared {
     pub node: String,
     pub shape: Shape,
     pub names: Names,
+    /// What is to stand beside the blocks, for people.
+    pub label: Option<Arc<str>>,
     pub region: Arc<Region>,
     pub clock: Arc<dyn Clock>,
     pub wall: Arc<dyn WallClock>,

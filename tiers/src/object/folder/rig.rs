@@ -279,6 +279,7 @@ fn shared(bucket: &Bucket, name: u64, time: TokioTime, config: ObjectConfig) -> 
         node: format!("node {name}"),
         shape: SHAPE,
         names: Names::new("prefix", &SHAPE.namespace),
+        label: None,
         region: Region::null(1, 4_096, 4_096),
         clock,
         wall,

@@ -161,6 +161,7 @@ impl Rig {
             node: "node".to_owned(),
             shape,
             names: Names::new("prefix", &shape.namespace),
+            label: None,
             region,
             wall: clock.clone(),
             clock,
