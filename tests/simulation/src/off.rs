@@ -5,8 +5,11 @@ use std::fmt;
 use crate::disk::{KIND_COUNT, Kind};
 use crate::settings::Settings;
 
+/// Takes a part out of the settings.
+type LeaveOut = fn(&mut Settings);
+
 /// Parts of the world beside the kinds of faults.
-const PARTS: [(&str, fn(&mut Settings)); 12] = [
+const PARTS: [(&str, LeaveOut); 12] = [
     ("weather", |settings| settings.weather_per_mille = 0),
     ("crashes", |settings| settings.crash_per_mille = 0),
     ("power-loss", |settings| settings.power_loss_per_mille = 0),
