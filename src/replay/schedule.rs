@@ -143,7 +143,7 @@ impl Engine {
             request.state = State::Running;
             request.counted = true;
         }
-        self.check(at, 0..cached);
+        self.check(at, 0..cached)?;
         Ok(true)
     }
 

@@ -156,7 +156,8 @@ impl DeviceWorker {
         let events = self.events()?;
         let event = if loads { &events.loaded } else { &events.stored };
         // SAFETY: passed on.
-        Ok(unsafe { event.hold_back(stream)? })
+        unsafe { event.hold_back(stream) }?;
+        Ok(())
     }
 
     /// Reports jobs: `true` publishes a store.

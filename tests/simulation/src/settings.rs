@@ -104,6 +104,7 @@ fn config(rng: &mut Rng, geometry: Geometry) -> Config {
     let lookup = seconds(rng, 1, 3);
     Config {
         server: Default::default(),
+        copy: Default::default(),
         primary: PrimaryConfig {
             blocks: rng.between(4, u64::from(MOST_SLOTS)) as u32,
             policy: [Policy::Lru, Policy::Arc][rng.index(2)],

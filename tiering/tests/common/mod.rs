@@ -32,6 +32,7 @@ pub fn keys(range: std::ops::Range<u32>) -> Vec<Key> {
 pub fn config(blocks: u32) -> Config {
     Config {
         server: Default::default(),
+        copy: Default::default(),
         primary: PrimaryConfig {
             blocks,
             policy: Policy::Lru,
