@@ -127,7 +127,7 @@ impl Daemon {
     fn start(place: &Path) -> Self {
         let text = format!(
             "[primary]\nblocks = 600\n[geometry]\nblock_bytes = 16384\n[server]\nsocket = {:?}\nsession_share = 1.0\n\
-             metrics = \"127.0.0.1:0\"\n[[tier]]\ntype = \"nvme\"\npaths = [{:?}]\nblocks = 4000\n",
+             metrics = \"127.0.0.1:0\"\n[[tier]]\ntype = \"nvme\"\npaths = [{:?}]\nblocks = 4000\nscrub_bytes_per_second = 0\n",
             place.join("terrace.sock"),
             place.join("nvme"),
         );

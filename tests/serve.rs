@@ -33,7 +33,7 @@ impl Daemon {
         let text = format!(
             "[primary]\nblocks = {PRIMARY}\n[geometry]\nblock_bytes = 16384\n\
              [server]\nsocket = {:?}\nsession_share = 1.0\n\
-             [[tier]]\ntype = \"nvme\"\npaths = [{:?}]\nblocks = {NVME}\nbackfill = true\n\
+             [[tier]]\ntype = \"nvme\"\npaths = [{:?}]\nblocks = {NVME}\nscrub_bytes_per_second = 0\nbackfill = true\n\
              high_watermark = 1.0\nlow_watermark = 0.99\n",
             place.join("terrace.sock"),
             place.join("nvme"),
