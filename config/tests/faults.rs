@@ -459,9 +459,9 @@ fn object_tiers() {
             ],
         ),
         (
-            s3("staging_bytes = \"2MiB\""),
+            s3("staging_bytes = \"3MiB\""),
             vec![
-                "7: tier[0].staging_bytes = \"2MiB\": must be at least segment_bytes, 4MiB; write at least \"4MiB\"".to_owned(),
+                "7: tier[0].staging_bytes = \"3MiB\": must be at least segment_bytes, 4MiB; write at least \"4MiB\"".to_owned(),
             ],
         ),
         (

@@ -82,14 +82,17 @@ impl TraceFile {
         while self.probed.len() < PROBED_LINES {
             let Some((arrival, input_tokens)) = self.read()? else { break };
             if !arrival.block_ids.is_empty() {
-                most = most.max(input_tokens.div_ceil(arrival.block_ids.len() as u64));
+                let tokens = input_tokens.div_ceil(arrival.block_ids.len() as u64);
+                let fits = tokens.checked_next_power_of_two().and_then(|tokens| u32::try_from(tokens).ok());
+                most = most.max(fits.ok_or_else(|| {
+                    self.fault(format!(
+                        "a block would have {tokens} tokens: give --tokens-per-block, or mend input_length"
+                    ))
+                })?);
             }
             self.probed.push_back(arrival);
         }
-        let tokens = most.checked_next_power_of_two().and_then(|tokens| u32::try_from(tokens).ok());
-        self.tokens_per_block = tokens.ok_or_else(|| {
-            self.fault(format!("a block would have {most} tokens: give --tokens-per-block, or mend input_length"))
-        })?;
+        self.tokens_per_block = most;
         Ok(())
     }
 
