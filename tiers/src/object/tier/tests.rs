@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use object_store::path::Path;
@@ -6,7 +6,7 @@ use terrace_config::{Collector, Geometry, ObjectConfig};
 use terrace_primary::{Region, SlotId};
 
 use super::*;
-use crate::clock::{Clock, ManualClock, SystemClock};
+use crate::clock::SystemClock;
 use crate::object::folder::rig::{Bucket, Fate, Verb};
 use crate::object::id::WriterId;
 use crate::object::open::ObjectOptions;
@@ -19,10 +19,6 @@ const BLOCK_BYTES: u32 = 4096;
 const ROOM: u64 = 2;
 
 fn tier(bucket: &Bucket, writer: u64) -> ObjectTier {
-    tier_with(bucket, writer, Arc::new(SystemClock::new()))
-}
-
-fn tier_with(bucket: &Bucket, writer: u64, clock: Arc<dyn Clock>) -> ObjectTier {
     let geometry =
         Geometry { block_bytes: BLOCK_BYTES, tokens_per_block: 16, blocks_per_chunk: 1, groups: 1, hash_bytes: 32 };
     let config = ObjectConfig {
@@ -38,7 +34,7 @@ fn tier_with(bucket: &Bucket, writer: u64, clock: Arc<dyn Clock>) -> ObjectTier 
         namespace: [7; 32],
         geometry,
         region: Region::null(4, BLOCK_BYTES, BLOCK_BYTES),
-        clock,
+        clock: Arc::new(SystemClock::new()),
         wall: Arc::new(SystemWallClock),
     };
     ObjectTier::with_store(options, Arc::new(bucket.clone()), &Path::from("x"), WriterId(writer), writer).unwrap()
@@ -88,7 +84,7 @@ fn nothing_is_stored_before_it_is_known_how_full_the_bucket_is() {
     let is_cut = Arc::clone(&cut);
     bucket.set_fates(move |verb, path| {
         let log = verb == Verb::List && path.as_ref().ends_with("/log");
-        if log && is_cut.load(Ordering::SeqCst) { Fate::Failed } else { Fate::Served }
+        if log && is_cut.load(std::sync::atomic::Ordering::SeqCst) { Fate::Failed } else { Fate::Served }
     });
     let mut tier = tier(&bucket, 2);
     let early = StoreJob { id: JobId(8), blocks: Vec::new(), deadline: Time(u64::MAX) };
@@ -97,7 +93,7 @@ fn nothing_is_stored_before_it_is_known_how_full_the_bucket_is() {
     assert_eq!(store(&mut tier, 9, 9), Err(Fault::Full));
     assert_eq!((tier.stats().full, tier.stats().blocks), (1, 0));
 
-    cut.store(false, Ordering::SeqCst);
+    cut.store(false, std::sync::atomic::Ordering::SeqCst);
     until(&mut tier, |tier, _| tier.is_known());
     assert_eq!(lookup(&mut tier, 0), TierLookup::Found);
     let block = LoadBlock { key: key(1), slot: SlotId(1) };
@@ -105,42 +101,4 @@ fn nothing_is_stored_before_it_is_known_how_full_the_bucket_is() {
     let events = until(&mut tier, |_, events| !events.is_empty());
     assert!(matches!(events[..], [TierEvent::LoadDone { outcome: Ok(_), .. }]), "{events:?}");
     assert!(tier.stats().allocated_bytes <= tier.stats().capacity_bytes);
-}
-
-#[test]
-fn a_store_that_falls_silent_ends_the_loads_that_waited_as_long_and_no_others() {
-    let bucket = Bucket::new();
-    let mut before = tier(&bucket, 1);
-    until(&mut before, |tier, _| tier.is_known());
-    for number in 0..2 {
-        store(&mut before, u64::from(number), number).unwrap();
-    }
-    before.shutdown(Duration::from_secs(5));
-
-    let clock = ManualClock::default();
-    let mut tier = tier_with(&bucket, 2, Arc::new(clock.clone()));
-    until(&mut tier, |tier, _| tier.is_known());
-    let hung = Arc::new(AtomicBool::new(false));
-    let has_hung = Arc::clone(&hung);
-    bucket.set_fates(move |verb, _| {
-        has_hung.fetch_or(verb == Verb::List, Ordering::SeqCst);
-        Fate::Hangs
-    });
-    // What was sent before has been answered when the next listing hangs: there is one at a time.
-    until(&mut tier, |tier, _| {
-        clock.advance(Duration::from_millis(10));
-        lookup(tier, 0) == TierLookup::Found && hung.load(Ordering::SeqCst)
-    });
-    let load = |tier: &mut ObjectTier, id: u64, time: Duration| {
-        let block = LoadBlock { key: key(id as u8), slot: SlotId(id as u32) };
-        let deadline = clock.now().plus(time);
-        tier.submit_load(LoadJob { id: JobId(id), blocks: vec![block], deadline }).unwrap();
-    };
-    load(&mut tier, 0, 100 * SILENCE);
-    clock.advance(SILENCE / 2);
-    load(&mut tier, 1, SILENCE);
-    clock.advance(SILENCE / 2);
-    let ended = until(&mut tier, |_, events| !events.is_empty());
-    assert!(matches!(ended[..], [TierEvent::LoadDone { job: JobId(0), outcome: Err(_), .. }]), "{ended:?}");
-    assert_eq!((lookup(&mut tier, 1), tier.stats().object.silences), (TierLookup::Absent, 1));
 }
