@@ -29,10 +29,10 @@ pub struct Attach {
     pub part_bytes: u32,
     /// A block that counts but is not copied.
     pub null_block: Option<u32>,
-    /// An event of the worker, 64 bytes: recorded before each [`Copy`] that stores, behind all that writes its pages.
+    /// An event of the worker, 64 bytes: recorded before each [`struct@Copy`] that stores, behind all that writes its pages.
     #[serde(with = "serde_bytes")]
     pub store_ready: Vec<u8>,
-    /// Likewise before each [`Copy`] that loads, behind all that uses its pages.
+    /// Likewise before each [`struct@Copy`] that loads, behind all that uses its pages.
     #[serde(with = "serde_bytes")]
     pub load_ready: Vec<u8>,
 }
@@ -67,10 +67,10 @@ pub struct Page {
 /// The daemon has opened everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachReply {
-    /// An event of the daemon, 64 bytes: recorded behind the copies of each [`Copy`] that stores.
+    /// An event of the daemon, 64 bytes: recorded behind the copies of each [`struct@Copy`] that stores.
     #[serde(with = "serde_bytes")]
     pub stored: Vec<u8>,
-    /// Likewise of each [`Copy`] that loads.
+    /// Likewise of each [`struct@Copy`] that loads.
     #[serde(with = "serde_bytes")]
     pub loaded: Vec<u8>,
 }
@@ -107,7 +107,7 @@ pub struct CopyJob {
 /// Nothing is copied for these jobs any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copied {
-    /// Each job of a [`Copy`] once.
+    /// Each job of a [`struct@Copy`] once.
     pub jobs: Vec<CopiedJob>,
 }
 
@@ -120,6 +120,6 @@ pub struct CopiedJob {
     pub ok: bool,
     /// Bytes that were copied.
     pub bytes: u64,
-    /// Microseconds from the arrival of its [`Copy`] to the end of its copies.
+    /// Microseconds from the arrival of its [`struct@Copy`] to the end of its copies.
     pub micros: u64,
 }

@@ -147,7 +147,7 @@ impl Pool {
         Ok(())
     }
 
-    /// [`Copy`]. What cannot be copied is told at once; the rest goes to the session's thread.
+    /// [`struct@Copy`]. What cannot be copied is told at once; the rest goes to the session's thread.
     pub fn copy(&mut self, call: Call, message: &Copy) -> Result<(), Refusal> {
         self.check_length("jobs", message.jobs.len(), self.limits.jobs, Limit::Jobs)?;
         match self.session(call.id)?.attachment {
