@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 from terrace_kv.vllm.copies import open_worker
 from terrace_kv.vllm.host_copier import HostCopier
 from terrace_kv.vllm.layout import LayoutError, WorkerLayout
-from terrace_kv.vllm.library_copier import LibraryCopier
+from terrace_kv.vllm.in_process_copier import LibraryCopier
 from terrace_kv.vllm.settings import Settings
 from terrace_kv.vllm.transfer import TerraceLoadStoreSpec
 from terrace_kv.vllm.worker import TerraceWorker

@@ -10,8 +10,8 @@ from .copier import Copier, Ended
 from .cuda_device import CudaDevice, DeviceError
 from .device_copier import DeviceCopier
 from .host_copier import HostCopier
+from .in_process_copier import LibraryCopier
 from .layout import LayoutError, WorkerLayout
-from .library_copier import LibraryCopier
 from .settings import Settings
 from .worker import TerraceWorker
 
