@@ -93,7 +93,7 @@ impl Daemon {
     /// What the pool had to refuse, drop or give up, for want of room or time.
     fn losses(&self) -> Vec<(String, f64)> {
         let is_loss = |name: &str| {
-            ["refused", "drops", "expired", "failed", "left_out"].iter().any(|word| name.contains(word))
+            ["refused", "drops", "expired", "failed", "left_out", "not_given"].iter().any(|word| name.contains(word))
                 && !name.contains("protocol")
         };
         self.stats().into_iter().filter(|(name, value)| *value > 0.0 && is_loss(name)).collect()
@@ -155,7 +155,11 @@ fn one_client_hits_what_it_hits_in_process() {
         let losses = daemon.losses();
         for field in ["/misses", "/hits/gpu", "/blocks_looked_up"] {
             let (got, want) = (number(&report, field), number(&expected, field));
-            assert!(got == want || !losses.is_empty(), "{field}: {got} for {want}, {work}: {report:#} {expected:#}");
+            assert!(
+                got == want || !losses.is_empty(),
+                "{field}: {got} for {want}, {work}: {report:#} {expected:#} {:#?}",
+                daemon.stats()
+            );
         }
         let asked = report["socket"]["lookups_per_request_and_step"].as_f64().expect("a number");
         assert!(asked > 0.0 && asked <= 1.0, "more than one round trip for a request and step: {report:#}");
