@@ -181,8 +181,10 @@ class Node:
         self.name, base = name, pathlib.Path(directory)
         self.paths = {kind: base / f"{name}.{kind}" for kind in ("toml", "json", "log", "samples")}
         self.paths["toml"].write_text(text)
+        # Without a word a replay has an NVMe tier of its own.
+        nvme = [] if '"nvme"' in text else ["--nvme-blocks", "0"]
         command = [*before, binary("TERRACE_BIN", "terrace"), "replay", "--json", "--config", self.paths["toml"], "--gpu-prefix-cache",
-                   "off", "--nvme-blocks", "0", "--samples", self.paths["samples"], "--trace", trace(), *arguments]
+                   "off", *nvme, "--samples", self.paths["samples"], "--trace", trace(), *arguments]
         environment = {**os.environ, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
         self.process = spawn(command, stdin=subprocess.DEVNULL, stdout=self.paths["json"].open("w"),
                              stderr=self.paths["log"].open("w"), env=environment)

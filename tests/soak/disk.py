@@ -1,0 +1,113 @@
+"""A disk that is made sick by hand: a file, served by nbdkit, seen as a file by nbdfuse, as a block device by loop, as ext4 by everybody else.
+
+All of it goes through the kernel's own block layer, with O_DIRECT and io_uring as on any disk. It needs root, /dev/fuse, a free loop device and
+the Debian packages nbdkit, libnbd-bin, fuse3 and e2fsprogs (`scripts/packages`).
+"""
+
+import atexit
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/cluster"))
+import lab  # noqa: E402
+
+PACKAGES = ("nbdkit", "libnbd-bin", "fuse3", "e2fsprogs")
+
+
+def _run(*command, **arguments):
+    return subprocess.run([str(word) for word in command], check=True, text=True, **arguments)
+
+
+class Disk:
+    """`megabytes` large, mounted at `self.path`. Nothing of it is left at the end."""
+
+    def __init__(self, place, megabytes):
+        if os.geteuid() != 0:
+            lab.refuse("a sick disk needs root: loop devices and mounts")
+        if not os.access("/dev/fuse", os.W_OK):
+            lab.refuse("a sick disk needs /dev/fuse")
+        _run(ROOT / "scripts/packages", *PACKAGES)
+        self._place = pathlib.Path(place)
+        self._place.mkdir(parents=True)
+        self.path, self._socket, self._served = self._place / "mounted", self._place / "nbd.sock", self._place / "served"
+        self._device, self._ballast = None, self.path / "ballast"
+        self._fails, self._rate, self._pause = self._place / "fails", self._place / "rate", self._place / "pause.sock"
+        image = self._place / "image"
+        with image.open("wb") as file:
+            file.truncate(megabytes << 20)
+        self._rate.write_text("0\n")
+        self._served.touch()
+        self.path.mkdir()
+        atexit.register(self.end)
+        # The order is the way of a request: a pause holds it before anything else does.
+        self._server = lab.spawn(
+            ["nbdkit", "--foreground", "--unix", self._socket, "--filter=pause", "--filter=error", "--filter=rate", "file", image,
+             "error=EIO", "error-rate=100%", f"error-file={self._fails}", f"rate-file={self._rate}", f"pause-control={self._pause}"])
+        lab.until("nbdkit", self._socket.exists)
+        self._fuse = lab.spawn(["nbdfuse", self._served, "--unix", self._socket])
+        lab.until("nbdfuse", lambda: self._served.stat().st_size)
+        self._device = _run("losetup", "--direct-io=on", "--find", "--show", self._served, stdout=subprocess.PIPE).stdout.strip()
+        # Without a journal an error of the device does not remount it read-only, which is a fault of its own here.
+        _run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=0", self._device)
+        _run("mount", "-o", "errors=continue", self._device, self.path)
+
+    def fail(self, fails=True):
+        """Every operation of the device ends with EIO, or none any more."""
+        if fails:
+            self._fails.touch()
+        else:
+            self._fails.unlink(missing_ok=True)
+
+    def hang(self, hangs=True):
+        """Nothing is answered any more, or everything is again, what waited first."""
+        with socket.socket(socket.AF_UNIX) as control:
+            control.connect(str(self._pause))
+            control.sendall(b"p" if hangs else b"r")
+            control.recv(1)
+
+    def slow(self, bytes_per_second=0):
+        """The device does so much a second; 0: what it can."""
+        self._rate.write_text(f"{bytes_per_second * 8}\n")
+
+    def fill(self, full=True):
+        """No room is left in the file system, or what was taken is given back."""
+        if not full:
+            return self._ballast.unlink(missing_ok=True)
+        room = os.statvfs(self.path)
+        # Of what somebody takes meanwhile the last attempts have less.
+        size = room.f_bavail * room.f_frsize
+        with self._ballast.open("ab") as file:
+            while size >= 4096:
+                try:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
+                except OSError:
+                    size //= 2
+
+    def read_only(self, only=True):
+        """Remounted so that nothing can be written, or as before."""
+        # Files that are open for writing would refuse it; an emergency remount does not ask.
+        _run("mount", "-o", "remount,ro,force" if only else "remount,rw", self.path)
+
+    def free_bytes(self):
+        room = os.statvfs(self.path)
+        return room.f_bfree * room.f_frsize
+
+    def end(self):
+        if self._server.poll() is None:
+            self.fail(False)
+            self.slow()
+            try:
+                self.hang(False)
+            except OSError:
+                pass
+        for command in (["umount", "--lazy", self.path], *([["losetup", "--detach", self._device]] if self._device else []),
+                        ["fusermount3", "-u", "-z", self._served]):
+            subprocess.run([str(word) for word in command], check=False, stderr=subprocess.DEVNULL)
+        for child in (self._fuse if hasattr(self, "_fuse") else None, self._server):
+            if child and child.poll() is None:
+                child.kill()
+                child.wait()
