@@ -97,7 +97,7 @@ impl Draft {
                 pin: Duration::ZERO,
                 drain: Duration::ZERO,
             },
-            breaker: BreakerConfig { failures: 0, cooldown: Duration::ZERO },
+            breaker: BreakerConfig { failures: 0, cooldown: Duration::ZERO, slow_factor: 0, stall: Duration::ZERO },
             copy: CopyConfig {
                 engine: CopyChoice::Auto,
                 devices: Vec::new(),

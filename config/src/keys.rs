@@ -255,7 +255,7 @@ static DEADLINES: [Key<Draft>; 6] = [
     ),
 ];
 
-static BREAKER: [Key<Draft>; 2] = [
+static BREAKER: [Key<Draft>; 4] = [
     row(
         "failures",
         count(1, 1_000_000),
@@ -268,7 +268,21 @@ static BREAKER: [Key<Draft>; 2] = [
         Form::Time,
         secs(5),
         |d| Place::Time(&mut d.config.breaker.cooldown),
-        "How long it stays off before one job is let through to try it.",
+        "How long it stays off before one job is let through to try it. Twice as long after each that failed, eight times at most.",
+    ),
+    row(
+        "slow_factor",
+        count(0, 1_000_000),
+        number(30),
+        |d| Place::Count(&mut d.config.breaker.slow_factor),
+        "A tier whose loads take this many times as long as they used to, for `stall` in all, is switched off too. 0: never.",
+    ),
+    row(
+        "stall",
+        Form::Time,
+        secs(2),
+        |d| Place::Time(&mut d.config.breaker.stall),
+        "A tier that answers nothing for this long while it loads hangs, and is switched off. 0s: only [deadlines] end its loads.",
     ),
 ];
 

@@ -44,11 +44,12 @@ class Disk:
         self.path.mkdir()
         atexit.register(self.end)
         # The order is the way of a request: a pause holds it before anything else does.
+        self._log = (self._place / "log").open("w")
         self._server = lab.spawn(
             ["nbdkit", "--foreground", "--unix", self._socket, "--filter=pause", "--filter=error", "--filter=rate", "file", image,
-             "error=EIO", "error-rate=100%", f"error-file={self._fails}", f"rate-file={self._rate}", f"pause-control={self._pause}"])
+             "error=EIO", "error-rate=100%", f"error-file={self._fails}", f"rate-file={self._rate}", f"pause-control={self._pause}"], stderr=self._log)
         lab.until("nbdkit", self._socket.exists)
-        self._fuse = lab.spawn(["nbdfuse", self._served, "--unix", self._socket])
+        self._fuse = lab.spawn(["nbdfuse", self._served, "--unix", self._socket], stderr=self._log)
         lab.until("nbdfuse", lambda: self._served.stat().st_size)
         self._device = _run("losetup", "--direct-io=on", "--find", "--show", self._served, stdout=subprocess.PIPE).stdout.strip()
         # Without a journal an error of the device does not remount it read-only, which is a fault of its own here.

@@ -1,4 +1,5 @@
-//! Switches a failing tier off, and lets one job through now and then to see whether it has recovered.
+//! Switches a sick tier off, and lets one job through now and then to see whether it has recovered. Each of these that fails doubles the time to
+//! the next, for the request that waits for it is worse off than without the tier.
 
 use std::time::Duration;
 
@@ -29,10 +30,15 @@ pub(crate) enum Verdict {
     Withdrawn,
 }
 
+/// How often the time between probes is doubled.
+const DOUBLINGS: u32 = 3;
+
 pub(crate) struct Breaker {
     failures: u32,
     cooldown: Duration,
     state: State,
+    /// Times that it opened since it was closed.
+    in_row: u32,
     /// Times it opened.
     pub opened: u64,
 }
@@ -46,7 +52,7 @@ enum State {
 impl Breaker {
     pub fn new(config: &BreakerConfig) -> Self {
         let state = State::Closed { failed_in_row: 0 };
-        Self { failures: config.failures.max(1), cooldown: config.cooldown, state, opened: 0 }
+        Self { failures: config.failures.max(1), cooldown: config.cooldown, state, in_row: 0, opened: 0 }
     }
 
     /// Whether a job may go now.
@@ -87,6 +93,7 @@ impl Breaker {
                 // The tier answered in time: that is what the probe was to find out.
                 Verdict::Good | Verdict::Neutral => {
                     self.state = State::Closed { failed_in_row: 0 };
+                    self.in_row = 0;
                     false
                 }
                 Verdict::Withdrawn => {
@@ -98,10 +105,35 @@ impl Breaker {
             _ => false,
         };
         if opens {
-            self.state = State::Open { until: now.plus(self.cooldown) };
-            self.opened += 1;
+            self.open(now);
         }
         opens
+    }
+
+    /// The tier hangs, or is of no use: off with it. False: it is off.
+    pub fn trip(&mut self, now: Time) -> bool {
+        let trips = !matches!(self.state, State::Open { .. });
+        if trips {
+            self.open(now);
+        }
+        trips
+    }
+
+    fn open(&mut self, now: Time) {
+        let cooldown = self.cooldown.saturating_mul(1 << self.in_row.min(DOUBLINGS));
+        self.state = State::Open { until: now.plus(cooldown) };
+        self.in_row = self.in_row.saturating_add(1);
+        self.opened += 1;
+    }
+
+    /// Whether one job is on its way whose result decides.
+    pub fn is_probing(&self) -> bool {
+        matches!(self.state, State::HalfOpen { probe: Some(_) })
+    }
+
+    /// Whether this job is that one.
+    pub fn is_probe(&self, job: u64) -> bool {
+        matches!(self.state, State::HalfOpen { probe: Some(probe) } if probe == job)
     }
 
     pub fn state(&self) -> BreakerState {
@@ -120,7 +152,12 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn breaker() -> Breaker {
-        Breaker::new(&BreakerConfig { failures: 3, cooldown: Duration::from_secs(5) })
+        Breaker::new(&BreakerConfig {
+            failures: 3,
+            cooldown: Duration::from_secs(5),
+            slow_factor: 30,
+            stall: Duration::from_secs(2),
+        })
     }
 
     fn opened() -> Breaker {
@@ -162,5 +199,25 @@ mod tests {
             assert_eq!(breaker.state(), state);
             assert_eq!(breaker.allows(now), verdict != Verdict::Bad);
         }
+    }
+
+    #[test]
+    fn each_probe_that_fails_doubles_the_time_to_the_next() {
+        let (mut breaker, mut now) = (opened(), Time(0));
+        for seconds in [5, 10, 20, 40, 40] {
+            assert!(!breaker.allows(Time(now.0 + seconds * SECOND - 1)));
+            now = Time(now.0 + seconds * SECOND);
+            assert!(breaker.allows(now));
+            breaker.submitted(now.0);
+            assert!(breaker.is_probe(now.0) && breaker.trip(now) && !breaker.trip(now));
+        }
+        now = Time(now.0 + 40 * SECOND);
+        assert!(breaker.allows(now));
+        breaker.submitted(1);
+        breaker.ended(1, Verdict::Good, now);
+        assert!(
+            breaker.trip(now) && breaker.allows(Time(now.0 + 5 * SECOND)),
+            "a probe that went well forgets all that"
+        );
     }
 }

@@ -19,6 +19,7 @@ mod locate;
 mod lookup;
 mod manager;
 pub mod metrics;
+mod pace;
 mod pin;
 mod promotion;
 mod request;

@@ -132,7 +132,7 @@ pub static TIER_TABLE: Table<TierReport> = Table {
         ),
         Family::by(
             "terrace_promotions_total",
-            "Blocks to be promoted from the tier, by outcome: landed, failed (the tier failed), expired (deadlines.promotion), cancelled \
+            "Blocks to be promoted from the tier, by outcome: landed, failed (the tier failed), expired (deadlines.promotion, or the tier was switched off meanwhile), cancelled \
              (their request ended, the tier was switched off, or a reset).",
             "outcome",
             &[
@@ -213,9 +213,17 @@ pub static TIER_TABLE: Table<TierReport> = Table {
                 BreakerState::Open => 2,
             },
         ),
-        Family::one("terrace_tier_breaker_opened_total", "Times that the tier was switched off for failing.", |tier| {
-            tier.breaker_opened
-        }),
+        Family::by(
+            "terrace_tier_breaker_opened_total",
+            "Times that the tier was switched off, by reason: failing (its jobs failed or ran out of time), hung (it answered nothing while it \
+             loaded), slow (its loads took far longer than they used to).",
+            "reason",
+            &[
+                ("failing", |tier| tier.breaker_opened - tier.hung - tier.slow),
+                ("hung", |tier| tier.hung),
+                ("slow", |tier| tier.slow),
+            ],
+        ),
         Family::one("terrace_tier_panicked", "1 once a call into the tier panicked: it is closed for good.", |tier| {
             u64::from(tier.panicked)
         }),

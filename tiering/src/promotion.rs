@@ -74,29 +74,33 @@ impl TieringOffloadingManager {
         Lookup::Pending
     }
 
-    /// Submits one load per request that waits for `tier`.
+    /// Submits one load per request that waits for `tier`. If one alone may go to find out how the tier is, nobody else waits for the result.
     pub(crate) fn submit_promotions(&mut self, tier: usize, now: Time) {
         while self.tiers[tier].queued.front().is_some() {
             if !self.tiers[tier].accepts(now) {
+                if self.tiers[tier].breaker.is_probing() {
+                    self.cancel_queued_promotions(tier);
+                }
                 return;
             }
             let Some(group) = self.tiers[tier].queued.pop_front() else { return };
-            if !group.slots.is_empty() && !self.submit_group(tier, group) {
+            if !group.slots.is_empty() && !self.submit_group(tier, group, now) {
                 return;
             }
         }
     }
 
     /// False: the tier takes no more for now.
-    fn submit_group(&mut self, tier: usize, group: LoadGroup) -> bool {
+    fn submit_group(&mut self, tier: usize, group: LoadGroup, now: Time) -> bool {
         let block = |slot: &SlotId| self.primary.key(*slot).map(|key| LoadBlock { key, slot: *slot });
         let blocks: Vec<LoadBlock> = group.slots.iter().filter_map(block).collect();
         let (owner, deadline, tally) = (group.owner, group.deadline, Tally::of(blocks.len()));
         let slots = blocks.iter().map(|block| Some(block.slot)).collect();
         let state = &mut self.tiers[tier];
         let id = state.next_job();
+        let on_their_way = state.loads.values().map(|run| run.tally.left).sum::<u32>() + tally.left;
         // Before the call: if it panics, the tier may have begun to fill these slots.
-        state.loads.insert(id, LoadRun { owner, deadline, slots, tally });
+        state.loads.insert(id, LoadRun { owner, deadline, since: now, on_their_way, slots, tally });
         match self.call_tier(tier, |tier| tier.submit_load(LoadJob { id: JobId(id), blocks, deadline })) {
             Some(Ok(())) => {
                 let state = &mut self.tiers[tier];
@@ -129,6 +133,7 @@ impl TieringOffloadingManager {
             };
             run.tally.count(&outcome);
             let (owner, deadline, tally) = (run.owner, run.deadline, run.tally);
+            let began = (run.since, run.on_their_way);
             if tally.left == 0 {
                 state.loads.remove(&job);
             }
@@ -140,7 +145,7 @@ impl TieringOffloadingManager {
                 Err(_) => self.promotion_failed(tier, slot, now),
             }
             if tally.left == 0 {
-                self.job_ended(tier, job, tally.verdict(), now);
+                self.load_ended(tier, job, began, tally.verdict(), now);
             }
         } else if let Some(run) = state.abandoned_loads.get_mut(&job) {
             let Some(slot) = run.slots.get_mut(index as usize).and_then(Option::take) else {

@@ -95,6 +95,10 @@ pub struct TierReport {
     pub breaker: BreakerState,
     /// Times the breaker opened.
     pub breaker_opened: u64,
+    /// Of them, because the tier answered nothing.
+    pub hung: u64,
+    /// Of them, because its loads took far longer than they used to.
+    pub slow: u64,
     /// Whether a call into it panicked: it is closed for good.
     pub panicked: bool,
     /// Events and answers that broke the tier's contract; each was ignored.
@@ -216,6 +220,8 @@ impl TierReport {
             tier,
             breaker,
             breaker_opened: 0,
+            hung: 0,
+            slow: 0,
             panicked: false,
             protocol_faults: 0,
             unknown_expired: 0,

@@ -4,6 +4,7 @@ use terrace_tiers::{TierEvent, Time};
 
 use crate::breaker::Verdict;
 use crate::manager::TieringOffloadingManager;
+use crate::pace::Speed;
 use crate::tier_state::{LoadRun, StoreRun};
 
 impl TieringOffloadingManager {
@@ -56,11 +57,17 @@ impl TieringOffloadingManager {
         for tier in 0..self.tiers.len() {
             events.clear();
             self.call_tier(tier, |tier| tier.poll(&mut events));
+            let state = &mut self.tiers[tier];
+            let answered = events.iter().any(|event| matches!(event, TierEvent::LoadDone { .. }));
+            let hangs = state.pace.polled(now, answered, !state.loads.is_empty());
             // After a panic too, what was reported before it is true; but its jobs are settled by then.
             for event in events.drain(..) {
                 if !self.tiers[tier].panicked {
                     self.tier_event(tier, event, now);
                 }
+            }
+            if hangs && !self.tiers[tier].panicked {
+                self.hangs(tier, now);
             }
         }
         self.scratch.events = events;
@@ -92,6 +99,63 @@ impl TieringOffloadingManager {
             tracing::warn!(tier = state.descriptor.name, "the tier failed repeatedly: it is switched off for a while");
             self.give_up_queues(tier);
         }
+    }
+
+    /// A load that the device served has ended. One that took far too long is as good as a failure if it was to find out how the tier is.
+    pub(crate) fn load_ended(&mut self, tier: usize, job: u64, run: (Time, u32), verdict: Verdict, now: Time) {
+        let state = &mut self.tiers[tier];
+        let (since, on_their_way) = run;
+        let speed = if verdict == Verdict::Good { state.pace.ended(since, on_their_way, now) } else { Speed::Usual };
+        if speed == Speed::SlowForLong || speed == Speed::Slow && state.breaker.is_probe(job) {
+            if state.breaker.trip(now) {
+                state.slow += 1;
+                tracing::warn!(
+                    tier = state.descriptor.name,
+                    "loads take {} times as long as they used to, the last one of {on_their_way} blocks on their way {:?}: the tier is switched off for a while",
+                    state.pace.slow_factor(),
+                    now.since(since),
+                );
+            }
+            self.give_up_jobs(tier, now);
+        } else {
+            self.job_ended(tier, job, verdict, now);
+        }
+    }
+
+    /// A tier that answers nothing while it loads.
+    fn hangs(&mut self, tier: usize, now: Time) {
+        let state = &mut self.tiers[tier];
+        if state.breaker.trip(now) {
+            state.hung += 1;
+            let oldest = state.loads.first_key_value();
+            let (job, run) = oldest.map_or((0, None), |(job, run)| (*job, Some(run)));
+            tracing::warn!(
+                tier = state.descriptor.name,
+                "the tier has answered nothing for {:?}, while {} loads and {} stores run. The oldest load, job {job} for request {}, waits for {} blocks since {:?}. \
+                 The tier is switched off for a while",
+                state.pace.silent_for(),
+                state.loads.len(),
+                state.stores.len(),
+                run.map_or(0, |run| run.owner.0),
+                run.map_or(0, |run| run.tally.left),
+                run.map_or_else(Default::default, |run| now.since(run.since)),
+            );
+        }
+        self.give_up_jobs(tier, now);
+    }
+
+    /// Gives up what a tier that was switched off works on: requests stop waiting for it, and the primary gets its readers back.
+    fn give_up_jobs(&mut self, tier: usize, now: Time) {
+        self.tiers[tier].pace.forget_trouble();
+        while let Some(job) = self.tiers[tier].loads.first_key_value().map(|(job, _)| *job) {
+            self.tiers[tier].promotions.expired += self.abandon_load(tier, job, None);
+            self.job_ended(tier, job, Verdict::Withdrawn, now);
+        }
+        while let Some(job) = self.tiers[tier].stores.first_key_value().map(|(job, _)| *job) {
+            self.tiers[tier].cascades.expired += self.abandon_store(tier, job);
+            self.job_ended(tier, job, Verdict::Withdrawn, now);
+        }
+        self.give_up_queues(tier);
     }
 
     /// Frees and drops what waits for a tier that takes no more.

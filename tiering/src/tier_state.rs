@@ -11,6 +11,7 @@ use terrace_tiers::{Fault, Locality, Medium, SecondaryTier, TierDescriptor, Tier
 use crate::breaker::{Breaker, Verdict};
 use crate::id_map::IdMap;
 use crate::metrics::TierTimes;
+use crate::pace::Pace;
 use crate::request::RequestId;
 use crate::stats::{CascadeCounts, LookupCounts, PromotionCounts, ScrubCounts, TierReport};
 
@@ -22,6 +23,11 @@ pub(crate) struct TierState {
     pub descriptor: TierDescriptor,
     pub backfill: bool,
     pub breaker: Breaker,
+    /// Of its loads.
+    pub pace: Pace,
+    /// Times that it was switched off because it hung, and because it was slow.
+    pub hung: u64,
+    pub slow: u64,
     /// A call panicked: the tier is never called again.
     pub panicked: bool,
     /// The tier refused work as closed, or was shut down.
@@ -65,6 +71,9 @@ pub(crate) struct LoadRun {
     /// For whom the blocks are held when they land.
     pub owner: RequestId,
     pub deadline: Time,
+    pub since: Time,
+    /// Blocks that were on their way from the tier when it began, its own included.
+    pub on_their_way: u32,
     /// `None`: done.
     pub slots: Vec<Option<SlotId>>,
     pub tally: Tally,
@@ -205,6 +214,9 @@ impl TierState {
             descriptor,
             backfill,
             breaker: Breaker::new(breaker),
+            pace: Pace::new(breaker),
+            hung: 0,
+            slow: 0,
             panicked,
             closed: false,
             unknown_since: None,
@@ -283,6 +295,8 @@ impl TierState {
         let abandoned = self.abandoned_stores.values().map(|run| u64::from(run.tally.left)).sum();
         TierReport {
             breaker_opened: self.breaker.opened,
+            hung: self.hung,
+            slow: self.slow,
             panicked: self.panicked,
             protocol_faults: self.protocol_faults,
             unknown_expired: self.unknown_expired,

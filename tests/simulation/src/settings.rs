@@ -133,7 +133,12 @@ fn config(rng: &mut Rng, geometry: Geometry) -> Config {
             pin: seconds(rng, 2, 20),
             drain: seconds(rng, 1, 4),
         },
-        breaker: BreakerConfig { failures: rng.between(1, 5) as u32, cooldown: seconds(rng, 1, 5) },
+        breaker: BreakerConfig {
+            failures: rng.between(1, 5) as u32,
+            cooldown: seconds(rng, 1, 5),
+            slow_factor: rng.between(0, 40) as u32,
+            stall: seconds(rng, 0, 3),
+        },
         tiers: tiers(rng, geometry),
     }
 }
