@@ -88,10 +88,16 @@ class Disk:
                 except OSError:
                     size //= 2
 
-    def read_only(self, only=True):
-        """Remounted so that nothing can be written, or as before."""
-        # Files that are open for writing would refuse it; an emergency remount does not ask.
-        _run("mount", "-o", "remount,ro,force" if only else "remount,rw", self.path)
+    def break_into_read_only(self):
+        """ext4 finds a fault in itself and turns read-only at once, busy as it is. Only `repair` ends that."""
+        _run("mount", "-o", "remount,errors=remount-ro", self.path)
+        pathlib.Path(f"/sys/fs/ext4/{pathlib.Path(self._device).name}/trigger_fs_error").write_text("broken by hand")
+
+    def repair(self):
+        """Mounted anew. Nobody may have a file of it open."""
+        _run("umount", self.path)
+        subprocess.run(["e2fsck", "-p", self._device], check=False, stdout=subprocess.DEVNULL)
+        _run("mount", "-o", "errors=continue", self._device, self.path)
 
     def free_bytes(self):
         room = os.statvfs(self.path)

@@ -1,0 +1,206 @@
+"""The system under a soak: a daemon with its tiers, and engines that replay through it."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import threading
+import time
+import urllib.request
+
+from disk import lab
+import faults
+
+PORT, METRICS_PORT = 18_940, 18_949
+PRIMARY_BLOCKS, BLOCK_BYTES = 2_048, 65_536
+# Beside the region: the daemon, its threads, staging memory of the object tier, RocksDB, page cache of its logs.
+OWN_BYTES = 512 << 20
+CGROUP = pathlib.Path("/sys/fs/cgroup/memory/terrace-soak")
+# Between looks at the disk's use.
+USAGE_S = 4.0
+
+
+class House:
+    """A daemon over a sick disk and a sick server. `out` gets the logs."""
+
+    def __init__(self, work, out, disk):
+        self.out, self.disk, self.lives, self.process = out, disk, 0, None
+        self.socket, self._config = work / "terrace.sock", work / "terrace.toml"
+        self.server = lab.Server(work / "server", PORT)
+        self.proxy = lab.Proxy(self.server, PORT + 10)
+        (disk.path / "terrace").mkdir()
+        self._config.write_text(
+            f'[primary]\nblocks = {PRIMARY_BLOCKS}\n[geometry]\nblock_bytes = {BLOCK_BYTES}\n'
+            f'[server]\nsocket = "{self.socket}"\nmetrics = "127.0.0.1:{METRICS_PORT}"\n'
+            f'[[tier]]\ntype = "nvme"\npaths = ["{disk.path}/terrace"]\ncapacity = {faults.NVME_BYTES}\n'
+            + lab.object_tier(self.proxy.endpoint, self.server.bucket, "soak").replace('"64GiB"', str(faults.BUCKET_BYTES)))
+        self.usage = Usage(disk.path / "terrace")
+        self._limit = PRIMARY_BLOCKS * BLOCK_BYTES + OWN_BYTES
+        if CGROUP.parent.is_dir():
+            CGROUP.mkdir(exist_ok=True)
+            (CGROUP / "memory.limit_in_bytes").write_text(str(self._limit))
+        else:
+            lab.refuse(f"no {CGROUP.parent}: the daemon's memory limit needs the memory controller of version 1")
+
+    def start(self):
+        self.lives += 1
+        log = (self.out / f"daemon-{self.lives}.log").open("w")
+        environment = {**os.environ, "AWS_ACCESS_KEY_ID": lab.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": lab.SECRET_KEY}
+        # In its cgroup from the first page on.
+        enter = f'echo $$ > {CGROUP}/cgroup.procs; exec "$0" "$@"'
+        self.process = lab.spawn(["sh", "-c", enter, lab.binary("TERRACE_BIN", "terrace"), "serve", "--config", self._config],
+                                 stderr=log, stdout=log, env=environment)
+
+    def must_run(self):
+        """A daemon that ended by itself, or that the kernel ended for want of memory, is started again, as a service manager does."""
+        if self.process.poll() is not None:
+            lab.say(f"the daemon ended with {self.process.returncode}: started again")
+            self.start()
+
+    def serves(self):
+        """Whether it takes connections. One that is stopped does too."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(0.1)
+            try:
+                client.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def without_daemon(self, work):
+        self.kill()
+        work()
+        self.start()
+
+    def freeze(self, frozen):
+        self.process.send_signal(signal.SIGSTOP if frozen else signal.SIGCONT)
+
+    def squeeze(self):
+        """As little memory as it uses now, and a megabyte."""
+        (CGROUP / "memory.force_empty").write_text("0") if (CGROUP / "memory.force_empty").exists() else None
+        used = int((CGROUP / "memory.usage_in_bytes").read_text())
+        try:
+            (CGROUP / "memory.limit_in_bytes").write_text(str(used + (1 << 20)))
+        except OSError:
+            # It took more meanwhile than can be had back.
+            lab.say("the limit could not be set so low")
+
+    def unsqueeze(self):
+        (CGROUP / "memory.limit_in_bytes").write_text(str(self._limit))
+
+    def panics(self):
+        return sum(path.read_text(errors="replace").count("panicked at") for path in self.out.glob("*.log"))
+
+    def sample(self):
+        """What the daemon holds now; less where it cannot say."""
+        found = {"nvme_bytes": self.usage.blocks, "catalog_bytes": self.usage.catalog, "cgroup_bytes": int((CGROUP / "memory.usage_in_bytes").read_text())}
+        place = pathlib.Path(f"/proc/{self.process.pid}")
+        try:
+            status = (place / "status").read_text()
+            found["own_bytes"] = int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10
+            found["threads"] = int(re.search(r"Threads:\s+(\d+)", status)[1])
+            found["descriptors"] = len(os.listdir(place / "fd"))
+            with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=1) as answer:
+                text = answer.read().decode()
+        except (OSError, TypeError):
+            return found
+        total = lambda name, label="": sum(float(value) for labels, value in re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.M) if label in labels)
+        for state in ("free", "writing", "evictable", "in_use", "limbo"):
+            found[state] = total("terrace_primary_slots", f'state="{state}"')
+        found |= {"readers": total("terrace_primary_readers"), "jobs": total("terrace_jobs"), "leases": total("terrace_leases"), "sessions": total("terrace_sessions"),
+                  "bucket_bytes": total("terrace_tier_allocated_bytes", 'tier="object"'), "breaker_nvme": total("terrace_tier_breaker", 'tier="nvme"'),
+                  "breaker_object": total("terrace_tier_breaker", 'tier="object"')}
+        return found
+
+
+class Engine:
+    """Replays its part of the trace over and over, and compares every byte."""
+
+    def __init__(self, house, part, parts):
+        self.house, self.part, self.parts, self.number, self.killed = house, part, parts, 0, 0
+        self.reports, self.process, self._ended, self._stops = [], None, 0, False
+        # Replays that found no daemon when they began.
+        self.not_begun = 0
+
+    def start(self):
+        self.number += 1
+        base = self.house.out / f"engine-{self.part}"
+        self._files = {kind: base.with_suffix(f".{kind}") for kind in ("json", "log", "samples")}
+        self._files["samples"].unlink(missing_ok=True)
+        command = [lab.binary("TERRACE_BIN", "terrace"), "replay", "--json", "--connect", self.house.socket, "--block-bytes", BLOCK_BYTES,
+                   "--gpu-prefix-cache", "off", "--part", f"{self.part}/{self.parts}", "--samples", self._files["samples"], "--trace", lab.trace()]
+        # Its log goes on from replay to replay.
+        self.process = lab.spawn(command, stdout=self._files["json"].open("w"), stderr=self._files["log"].open("a"))
+
+    def runs(self):
+        return self.process is not None and self.process.poll() is None
+
+    def collect(self):
+        """Takes the report of a replay that has ended."""
+        if self.process is None or self.runs():
+            return
+        text = self._files["json"].read_text()
+        if text:
+            report = json.loads(text)
+            self.reports.append({**report, "status": self.process.returncode})
+            self._ended += report["requests"]
+        elif self.process.returncode != -signal.SIGKILL:
+            self.not_begun += 1
+        if self.process.returncode not in (0, -signal.SIGKILL):
+            lab.say(f"engine {self.part} ended with {self.process.returncode}: see {self._files['log']}")
+        self.process = None
+
+    def again(self):
+        """A replay that has ended is followed by the next."""
+        if not self.runs():
+            self.collect()
+            if not self._stops and self.house.serves():
+                self.start()
+
+    def requests(self):
+        """That ended so far."""
+        if not self.runs():
+            return self._ended
+        try:
+            return self._ended + json.loads(self._files["samples"].read_text().splitlines()[-1])["requests"]
+        except (OSError, IndexError, ValueError):
+            return self._ended
+
+    def kill(self):
+        if self.runs():
+            self._ended = self.requests()
+            self.killed += 1
+            self.process.kill()
+            self.process.wait()
+
+    def finish(self):
+        """It takes no more requests, and ends those that it has."""
+        self._stops = True
+        if self.runs():
+            self.process.send_signal(signal.SIGTERM)
+
+
+class Usage:
+    """Bytes that blocks and the catalog below a directory take of the disk. A thread looks, for one that hangs keeps whoever looks."""
+
+    def __init__(self, directory):
+        self.blocks = self.catalog = 0
+        threading.Thread(target=self._look, args=(directory,), daemon=True).start()
+
+    def _look(self, directory):
+        while True:
+            found = {True: 0, False: 0}
+            for place, _, names in os.walk(directory):
+                for name in names:
+                    try:
+                        found["/catalog" in place] += os.lstat(os.path.join(place, name)).st_blocks * 512
+                    except OSError:
+                        pass
+            self.blocks, self.catalog = found[False], found[True]
+            time.sleep(USAGE_S)
