@@ -30,6 +30,8 @@ pub struct Config {
     pub copy: CopyConfig,
     /// Secondary tiers, asked in this order.
     pub tiers: Vec<TierConfig>,
+    /// What holds for the namespaces of some tenants.
+    pub tenants: Vec<TenantConfig>,
     /// The daemon. Not used in process.
     pub server: ServerConfig,
 }
@@ -156,6 +158,19 @@ pub struct TierConfig {
     pub backfill: bool,
     /// What kind of tier, with its own keys.
     pub kind: TierKind,
+}
+
+/// What holds for one tenant's namespaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TenantConfig {
+    /// The tenant, as it stands in [`Namespace::tenant`].
+    pub name: String,
+    /// Files with a secret each: the first is written with, all are read with.
+    pub key_files: Vec<String>,
+    /// Lines for the shell that print a secret each, instead.
+    pub key_commands: Vec<String>,
+    /// Blocks below the primary are sealed.
+    pub encrypt: bool,
 }
 
 /// Kinds of secondary tiers.

@@ -251,6 +251,19 @@ fn copy() -> impl Strategy<Value = CopyConfig> {
     )
 }
 
+/// Tenants of different names, some with keys, some of these with encryption.
+fn tenants() -> impl Strategy<Value = Vec<TenantConfig>> {
+    let keys = (proptest::collection::vec("[^\\x00]{1,12}", 0..4), any::<bool>(), any::<bool>());
+    proptest::collection::btree_map("[^\\x00]{1,8}", keys, 0..3).prop_map(|tenants| {
+        let tenant = |(name, (keys, by_command, encrypt)): (String, (Vec<String>, bool, bool))| {
+            let encrypt = encrypt && !keys.is_empty();
+            let (key_files, key_commands) = if by_command { (Vec::new(), keys) } else { (keys, Vec::new()) };
+            TenantConfig { name, key_files, key_commands, encrypt }
+        };
+        tenants.into_iter().map(tenant).collect()
+    })
+}
+
 prop_compose! {
     fn config()(
         primary in primary(),
@@ -262,6 +275,7 @@ prop_compose! {
         (failures, cooldown) in (1..=1_000_000_u32, duration()),
         tiers in (tier(0), tier(1), tier(2)),
         tier_count in 0..=3_usize,
+        tenants in tenants(),
         server in server(),
         copy in copy(),
     ) -> Config {
@@ -276,6 +290,7 @@ prop_compose! {
             copy,
             server,
             tiers: [tiers.0, tiers.1, tiers.2].into_iter().take(tier_count).collect(),
+            tenants,
         }
     }
 }
@@ -454,6 +469,7 @@ fn what_is_left_out_has_its_default() {
             log_format: LogFormat::Text,
             metrics: None,
         },
+        tenants: Vec::new(),
         tiers: vec![
             tier("nvme", nvme(&["/a", "/b"], 10 * ((2 << 20) + 4096))),
             tier("memory", TierKind::Memory(MemoryConfig { capacity_bytes: 3 * (2 << 20) })),

@@ -193,6 +193,8 @@ pub struct TierStats {
     pub catalog_lost: u64,
     /// Blocks that the catalog did not know and a scan found.
     pub orphans: u64,
+    /// Loaded blocks that did not open: sealed with another key, or changed.
+    pub unopened: u64,
     /// Of an object tier; zero elsewhere.
     pub object: ObjectStats,
 }

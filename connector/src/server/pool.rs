@@ -110,7 +110,7 @@ impl Pool {
         let region = Arc::new(region.map_err(|error| told(&error))?);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let mut tiers: Vec<Box<dyn SecondaryTier>> = Vec::with_capacity(config.tiers.len());
-        let namespace = TierNamespace::of(&config);
+        let namespace = TierNamespace::of(&config).map_err(|error| told(&error))?;
         for tier in &config.tiers {
             let opened = open_tier(tier, namespace.clone(), &geometry, Arc::clone(&region), Arc::clone(&clock));
             tiers.push(opened.map_err(|error| told(&error))?);
