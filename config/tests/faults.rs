@@ -681,6 +681,31 @@ fn tenants() {
             "name = \"acme\"\nkeyfiles = \"x\"".to_owned(),
             vec!["5: tenant[0].keyfiles = \"x\": is no key of a tenant; write key_files".to_owned()],
         ),
+        (
+            "name = \"a\"\nguaranteed = 0.5\nmaximum = 0.25".to_owned(),
+            vec!["5: tenant[0].guaranteed = 0.5: must be at most maximum, 0.25; write at most 0.25".to_owned()],
+        ),
+        (
+            "name = \"a\"\nguaranteed = 0.5\n[[tenant]]\nname = \"b\"\nguaranteed = 0.5".to_owned(),
+            vec![
+                "8: tenant[1].guaranteed = 0.5: must have a place of its own, and server.pools is 1; raise [server] pools"
+                    .to_owned(),
+            ],
+        ),
+        (
+            "name = \"a\"\nguaranteed = 0.75\n[[tenant]]\nname = \"b\"\nguaranteed = 0.5\n[server]\npools = 2".to_owned(),
+            vec![
+                "8: tenant[1].guaranteed = 0.5: must leave all of them at most 1.0 together: they are 1.250; lower it by 0.250"
+                    .to_owned(),
+            ],
+        ),
+        (
+            "name = \"a\"\nguaranteed = 0.5\n[[tenant]]\nname = \"*\"\nguaranteed = 0.5\n[server]\npools = 3".to_owned(),
+            vec![
+                "8: tenant[1].guaranteed = 0.5: must fit 2 times, for server.pools is 3, into 0.500; write at most 0.250"
+                    .to_owned(),
+            ],
+        ),
     ] {
         let text = format!("[primary]\nblocks = 9\n[[tenant]]\n{lines}\n");
         assert_eq!(told(&text), want, "\n{text}");

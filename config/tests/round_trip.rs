@@ -253,15 +253,16 @@ fn copy() -> impl Strategy<Value = CopyConfig> {
 
 /// Tenants of different names, some with keys, some of these with encryption.
 fn tenants() -> impl Strategy<Value = Vec<TenantConfig>> {
-    let keys = (proptest::collection::vec("[^\\x00]{1,12}", 0..4), any::<bool>(), any::<bool>());
-    proptest::collection::btree_map("[^\\x00]{1,8}", keys, 0..3).prop_map(|tenants| {
-        let tenant = |(name, (keys, by_command, encrypt)): (String, (Vec<String>, bool, bool))| {
-            let encrypt = encrypt && !keys.is_empty();
-            let (key_files, key_commands) = if by_command { (Vec::new(), keys) } else { (keys, Vec::new()) };
-            TenantConfig { name, key_files, key_commands, encrypt }
-        };
-        tenants.into_iter().map(tenant).collect()
-    })
+    let keys = proptest::collection::vec("[^\\x00]{1,12}", 0..4);
+    // Two of them fit.
+    let shares = (0.0..=0.5_f64, 0.5..=1.0_f64);
+    let tenant = (keys, any::<bool>(), any::<bool>(), shares).prop_map(|(keys, by_command, encrypt, shares)| {
+        let encrypt = encrypt && !keys.is_empty();
+        let (key_files, key_commands) = if by_command { (Vec::new(), keys) } else { (keys, Vec::new()) };
+        TenantConfig { name: String::new(), guaranteed: shares.0, maximum: shares.1, key_files, key_commands, encrypt }
+    });
+    proptest::collection::btree_map("[^\\x00*]{1,8}", tenant, 0..3)
+        .prop_map(|tenants| tenants.into_iter().map(|(name, tenant)| TenantConfig { name, ..tenant }).collect())
 }
 
 prop_compose! {
@@ -288,7 +289,8 @@ prop_compose! {
             deadlines,
             breaker: BreakerConfig { failures, cooldown },
             copy,
-            server,
+            // A place for each tenant.
+            server: ServerConfig { pools: server.pools.max(2), ..server },
             tiers: [tiers.0, tiers.1, tiers.2].into_iter().take(tier_count).collect(),
             tenants,
         }

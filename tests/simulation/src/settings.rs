@@ -133,6 +133,7 @@ fn config(rng: &mut Rng, geometry: Geometry) -> Config {
             pin: seconds(rng, 2, 20),
             drain: seconds(rng, 1, 4),
         },
+        tenants: Vec::new(),
         breaker: BreakerConfig { failures: rng.between(1, 5) as u32, cooldown: seconds(rng, 1, 5) },
         tiers: tiers(rng, geometry),
     }

@@ -110,6 +110,10 @@ impl SecondaryTier for KeyedTier {
         Some(self.keys.first().map_or(name, |first| first.key_of(&name)))
     }
 
+    fn set_limit(&mut self, bytes: u64) {
+        self.inner.set_limit(bytes);
+    }
+
     fn touch(&mut self, keys: &[Key]) {
         let ring = Arc::clone(&self.keys);
         for tenant in ring.keys() {

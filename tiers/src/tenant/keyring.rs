@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     fn config(key_files: Vec<String>, key_commands: Vec<String>) -> TenantConfig {
-        TenantConfig { name: "acme".to_owned(), key_files, key_commands, encrypt: false }
+        TenantConfig { name: "acme".to_owned(), key_files, key_commands, ..TenantConfig::default() }
     }
 
     /// Made by another implementation of the formula of docs/format.md. They never change: stored blocks hang on them.

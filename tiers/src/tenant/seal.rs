@@ -141,7 +141,7 @@ mod tests {
         let (one, two) = (sealed(&sealer, &block), sealed(&sealer, &block));
         assert!(one[..1000] != two[..1000] && one.windows(8).all(|window| window != [5; 8]));
         for mut bytes in [one, two] {
-            assert_eq!(sealer.open(&name(1), &mut bytes), Ok(&mut block.clone()[..]));
+            assert_eq!(sealer.open(&name(1), &mut bytes), Ok(&mut { block }[..]));
         }
     }
 

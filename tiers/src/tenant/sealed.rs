@@ -457,6 +457,10 @@ impl SecondaryTier for SealedTier {
         self.inner.next_to_scrub().filter(|key| !self.bad.contains(key))
     }
 
+    fn set_limit(&mut self, bytes: u64) {
+        self.inner.set_limit(bytes);
+    }
+
     fn touch(&mut self, keys: &[Key]) {
         self.inner.touch(keys);
     }
