@@ -16,11 +16,15 @@ const BLOCKS: u32 = 8;
 
 /// Two directories and a directory that stands for a bucket.
 fn config(place: &Path, tenant: &str) -> Config {
+    config_with(place, tenant, "")
+}
+
+fn config_with(place: &Path, tenant: &str, more: &str) -> Config {
     let text = format!(
         "[primary]\nblocks = {BLOCKS}\n[geometry]\nblock_bytes = 4096\n[namespace]\nmodel = \"m\"\ntenant = {tenant:?}\n\
          [[tier]]\ntype = \"nvme\"\npaths = [{:?}, {:?}]\nblocks = 64\n\
          [[tier]]\ntype = \"object\"\nurl = \"file://{}\"\nblocks = 64\nlinger = \"1ms\"\npublish_interval = \"10ms\"\n\
-         collector = \"never\"\n",
+         collector = \"never\"\n{more}",
         place.join("a"),
         place.join("b"),
         place.join("bucket").display(),
@@ -42,7 +46,7 @@ fn open(config: &Config, labelled: bool) -> Vec<Box<dyn SecondaryTier>> {
         prefault_threads: 1,
     };
     let region = Region::create(&options, &|_, _| {}).expect("a small region");
-    let namespace = TierNamespace::of(config);
+    let namespace = TierNamespace::of(config).expect("keys");
     let namespace = if labelled { namespace } else { namespace.digest.into() };
     let open =
         |tier| open_tier(tier, namespace.clone(), geometry, Arc::clone(&region), Arc::new(SystemClock::new())).unwrap();
@@ -142,7 +146,7 @@ fn a_tenant_goes_from_every_tier_and_the_others_stay() {
     let after = listed(place);
     assert_eq!((after.len(), of(&after, "goes")), (3, 0));
     assert_eq!(of(&after, "keeps"), of(&before, "keeps"));
-    let digest = TierNamespace::of(&goes).digest;
+    let digest = TierNamespace::of(&goes).expect("keys").digest;
     let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     for root in ["a", "b", "bucket"] {
         assert!(!is_mentioned(
@@ -178,7 +182,8 @@ fn a_held_lease_is_asked_about() {
     let place = place.path();
     let config = config(place, "goes");
     fill(&config, true);
-    let digits: String = TierNamespace::of(&config).digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits: String =
+        TierNamespace::of(&config).expect("keys").digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let leases = place.join("bucket").join(digits).join("lease");
     std::fs::create_dir_all(&leases).expect("made");
     std::fs::write(leases.join("0000000000000001"), "a term").expect("written");
@@ -201,7 +206,8 @@ fn what_has_no_label_is_unknown_and_goes_by_its_digest() {
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && log.contains("3 namespaces have no label"), "{log}");
     assert_eq!(listed(place), before);
-    let digits: String = TierNamespace::of(&config).digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits: String =
+        TierNamespace::of(&config).expect("keys").digest.iter().map(|byte| format!("{byte:02x}")).collect();
     for wrong in ["", "0123", "xyzxyzxyz", "00000000"] {
         let output = terrace(place, &["erase", "--digest", wrong, "--yes"]);
         assert!(!output.status.success() || report(&output)["namespaces"] == Value::Array(Vec::new()), "{output:?}");
@@ -209,4 +215,23 @@ fn what_has_no_label_is_unknown_and_goes_by_its_digest() {
     assert_eq!(listed(place), before);
     assert!(terrace(place, &["erase", "--digest", &digits[..12], "--yes"]).status.success());
     assert_eq!(listed(place), []);
+}
+
+#[test]
+fn what_is_sealed_is_listed_under_its_tenant_and_goes_too() {
+    let place = tempfile::tempdir().expect("a directory");
+    let place = place.path();
+    fill(&config(place, "keeps"), true);
+    let file = place.join("key");
+    std::fs::write(&file, "a secret of sixteen bytes and more").expect("written");
+    let config =
+        config_with(place, "goes", &format!("[[tenant]]\nname = \"goes\"\nkey_files = [{file:?}]\nencrypt = true\n"));
+    fill(&config, true);
+    let of = |tenant: &str| listed(place).iter().filter(|line| line.1.as_deref() == Some(tenant)).count();
+    assert_eq!((of("goes"), of("keeps")), (3, 3));
+    // The key is not needed: who erases need not be able to read.
+    std::fs::remove_file(&file).expect("removed");
+    let output = terrace(place, &["erase", "goes", "--yes"]);
+    assert!(output.status.success() && report(&output)["left"] == false, "{output:?}");
+    assert_eq!((of("goes"), of("keeps")), (0, 3));
 }

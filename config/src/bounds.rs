@@ -12,6 +12,8 @@ pub const MAX_PRIMARY_BYTES: u64 = 1 << 46;
 pub const MAX_TIER_BYTES: u64 = 1 << 60;
 /// Most secondary tiers.
 pub const MAX_TIERS: usize = 16;
+/// Most tenants that are named.
+pub const MAX_TENANTS: usize = 256;
 /// Most directories of one tier.
 pub const MAX_PATHS: usize = 64;
 /// Pieces of the region that are registered with a GPU's driver are multiples of this: huge pages.

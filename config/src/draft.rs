@@ -110,6 +110,7 @@ impl Draft {
                 cache_dir: None,
             },
             tiers: Vec::new(),
+            tenants: Vec::new(),
             server: ServerConfig {
                 socket: PathBuf::new(),
                 group: None,

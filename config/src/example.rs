@@ -6,6 +6,7 @@ use crate::draft::Kind;
 use crate::key::{Key, Preset};
 use crate::keys::SECTIONS;
 use crate::object_keys::TIER_OBJECT;
+use crate::tenant_keys::{TENANT, TENANT_DOC, TENANT_KEYS};
 use crate::tier_keys::{TIER, TIER_DOC, tier_keys};
 
 const HEAD: &str = "\
@@ -44,6 +45,10 @@ pub fn example() -> String {
     out.push('\n');
     out.push_str(OBJECT_TIER);
     for key in &TIER_OBJECT {
+        let _ = writeln!(out, "# {}\n#{} = {}", key.doc, key.name, key.example());
+    }
+    let _ = writeln!(out, "\n# {TENANT_DOC}\n#[[{TENANT}]]");
+    for key in &TENANT_KEYS {
         let _ = writeln!(out, "# {}\n#{} = {}", key.doc, key.name, key.example());
     }
     out

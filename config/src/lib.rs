@@ -1,7 +1,7 @@
 //! TOML to a validated [`Config`].
 //!
 //! [`Config::load`] and [`Config::parse`] refuse what they do not know and tell all faults at once, each with its line,
-//! key, value, bound and fix. All keys stand in one table (`keys.rs`, `copy_keys.rs`, `tier_keys.rs`, `object_keys.rs`), from which the parser, [`Config::to_toml`],
+//! key, value, bound and fix. All keys stand in one table (`keys.rs`, `copy_keys.rs`, `tier_keys.rs`, `object_keys.rs`, `tenant_keys.rs`), from which the parser, [`Config::to_toml`],
 //! [`schema`] and [`example`] are made. A key's own bounds are checked where it is read (`form.rs`), what must hold
 //! between keys after that (`relations.rs`, `object_relations.rs`). A [`Config`] is plain values: nothing here opens a tier or a region.
 //!
@@ -32,6 +32,8 @@ mod relations;
 mod report;
 mod schema;
 mod secrets;
+mod shares;
+mod tenant_keys;
 mod tier_keys;
 mod units;
 mod value;
@@ -46,3 +48,4 @@ pub use location::ObjectLocation;
 pub use model::*;
 pub use namespace::Namespace;
 pub use schema::schema;
+pub use shares::Share;

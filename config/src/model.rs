@@ -30,6 +30,8 @@ pub struct Config {
     pub copy: CopyConfig,
     /// Secondary tiers, asked in this order.
     pub tiers: Vec<TierConfig>,
+    /// What holds for the namespaces of some tenants.
+    pub tenants: Vec<TenantConfig>,
     /// The daemon. Not used in process.
     pub server: ServerConfig,
 }
@@ -160,6 +162,30 @@ pub struct TierConfig {
     pub backfill: bool,
     /// What kind of tier, with its own keys.
     pub kind: TierKind,
+}
+
+/// What holds for one tenant's namespaces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenantConfig {
+    /// The tenant, as it stands in [`Namespace::tenant`]; `*`: every tenant that has no share of its own.
+    pub name: String,
+    /// Part of each capacity that its namespace in a daemon can have at any time. 0.0: no part of its own.
+    pub guaranteed: f64,
+    /// The most that it can have while others leave it idle.
+    pub maximum: f64,
+    /// Files with a secret each: the first is written with, all are read with.
+    pub key_files: Vec<String>,
+    /// Lines for the shell that print a secret each, instead.
+    pub key_commands: Vec<String>,
+    /// Blocks below the primary are sealed.
+    pub encrypt: bool,
+}
+
+impl Default for TenantConfig {
+    fn default() -> Self {
+        let (key_files, key_commands) = (Vec::new(), Vec::new());
+        Self { name: String::new(), guaranteed: 0.0, maximum: 1.0, key_files, key_commands, encrypt: false }
+    }
 }
 
 /// Kinds of secondary tiers.

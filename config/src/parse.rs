@@ -3,16 +3,17 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::bounds::MAX_TIERS;
+use crate::bounds::{MAX_TENANTS, MAX_TIERS};
 use crate::draft::{Draft, Kind, TierDraft};
 use crate::error::{ConfigError, Fault};
 use crate::key::{Key, Preset};
 use crate::keys::SECTIONS;
-use crate::model::Config;
+use crate::model::{Config, TenantConfig};
 use crate::nearest::nearest;
 use crate::relations;
 use crate::report::{Mark, Report};
 use crate::secrets::{self, NOT_SHOWN, is_secret};
+use crate::tenant_keys::{TENANT, TENANT_KEYS};
 use crate::tier_keys::{TIER, tier_keys};
 use crate::value::quoted;
 
@@ -88,11 +89,15 @@ fn read(report: &mut Report<'_>, root: &DeTable<'_>) -> Draft {
         mark(report, TIER.to_owned(), key.span().start, value);
         read_tiers(report, value, &mut draft);
     }
+    if let Some((key, value)) = root.get_key_value(TENANT) {
+        mark(report, TENANT.to_owned(), key.span().start, value);
+        read_tenants(report, value, &mut draft);
+    }
     for (key, value) in root {
         let name = key.get_ref().as_ref();
-        if name != TIER && SECTIONS.iter().all(|section| section.name != name) {
+        if name != TIER && name != TENANT && SECTIONS.iter().all(|section| section.name != name) {
             let at = mark(report, name.to_owned(), key.span().start, value);
-            let sections = SECTIONS.iter().map(|section| section.name).chain([TIER]);
+            let sections = SECTIONS.iter().map(|section| section.name).chain([TIER, TENANT]);
             report.fault(&at, "is no table of the configuration", elsewhere(name, sections));
         }
     }
@@ -129,6 +134,38 @@ fn read_tiers(report: &mut Report<'_>, value: &Spanned<DeValue<'_>>, draft: &mut
             report.fault(&at, format!("is no key of a tier{of}"), fix);
         }
         draft.tiers.push(tier);
+    }
+}
+
+fn read_tenants(report: &mut Report<'_>, value: &Spanned<DeValue<'_>>, draft: &mut Draft) {
+    const FIX: &str = "write [[tenant]] in front of the keys of each tenant";
+    let Some(items) = value.get_ref().as_array() else {
+        report.fault(TENANT, "must be an array of tables", FIX);
+        return;
+    };
+    for (i, item) in items.iter().enumerate() {
+        let path = format!("{TENANT}[{i}]");
+        mark(report, path.clone(), item.span().start, item);
+        if i == MAX_TENANTS {
+            report.fault(&path, format!("must be one of at most {MAX_TENANTS} tenants"), "remove tenants");
+            return;
+        }
+        let Some(table) = item.get_ref().as_table() else {
+            report.fault(&path, "must be a table", FIX);
+            continue;
+        };
+        let mut tenant = TenantConfig::default();
+        read_keys(report, &path, Some(table), TENANT_KEYS.iter(), &mut tenant);
+        for (key, value) in unknown(Some(table), TENANT_KEYS.iter()) {
+            let name = key.get_ref().as_ref();
+            let at = mark(report, format!("{path}.{name}"), key.span().start, value);
+            let fix = match is_secret(name) {
+                true => secrets::TENANT_FIX.to_owned(),
+                false => elsewhere(name, TENANT_KEYS.iter().map(|key| key.name)),
+            };
+            report.fault(&at, "is no key of a tenant", fix);
+        }
+        draft.config.tenants.push(tenant);
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) fn check(draft: &mut Draft, report: &mut Report<'_>) {
         }
     }
     names(&mut draft.tiers, report);
+    crate::tenant_keys::check(&draft.config.tenants, draft.config.server.pools, report);
     directories(&draft.tiers, report);
     buckets(&draft.tiers, report);
 }

@@ -2,10 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::bounds::MAX_TIERS;
+use crate::bounds::{MAX_TENANTS, MAX_TIERS};
 use crate::draft::Kind;
 use crate::key::{Key, Preset};
 use crate::keys::SECTIONS;
+use crate::tenant_keys::{TENANT, TENANT_DOC, TENANT_KEYS};
 use crate::tier_keys::{TIER, TIER_DOC, tier_keys};
 
 /// The configuration file as JSON Schema (draft 2020-12). What holds between keys is told by
@@ -22,6 +23,9 @@ pub fn schema() -> Value {
     let kinds: Vec<Value> = Kind::ALL.into_iter().map(tier).collect();
     let tiers = json!({ "description": TIER_DOC, "type": "array", "maxItems": MAX_TIERS, "items": { "oneOf": kinds } });
     properties.insert(TIER.to_owned(), tiers);
+    let tenant = table(TENANT_DOC, TENANT_KEYS.iter());
+    let tenants = json!({ "description": TENANT_DOC, "type": "array", "maxItems": MAX_TENANTS, "items": tenant });
+    properties.insert(TENANT.to_owned(), tenants);
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Terrace configuration",

@@ -1,10 +1,12 @@
 //! Secrets have no key: what people write all the same is refused, told where it belongs, and not shown.
 
 /// Names under which other programs take credentials, without `aws_` in front.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 11] = [
     "access_key",
     "access_key_id",
     "credential",
+    "key",
+    "passphrase",
     "password",
     "secret",
     "secret_access_key",
@@ -16,6 +18,10 @@ const NAMES: [&str; 9] = [
 /// Where credentials belong.
 pub(crate) const FIX: &str = "remove it: credentials come from the environment, a file or the provider chain: see the keys credentials, \
     env_prefix and credentials_file of a [[tier]] of type \"object\"";
+
+/// Where the key of a tenant belongs.
+pub(crate) const TENANT_FIX: &str =
+    "remove it: a key stands in a file of its own, or is printed by a command: write key_files or key_commands";
 
 /// What a fault shows instead of a secret.
 pub(crate) const NOT_SHOWN: &str = "(not shown)";

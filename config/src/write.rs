@@ -6,6 +6,7 @@ use crate::draft::Draft;
 use crate::key::Key;
 use crate::keys::SECTIONS;
 use crate::model::Config;
+use crate::tenant_keys::{TENANT, TENANT_KEYS};
 use crate::tier_keys::{TIER, tier_keys};
 
 /// All keys of `config`; parses back to an equal one.
@@ -20,6 +21,11 @@ pub(crate) fn to_toml(config: &Config) -> String {
     for mut tier in draft.tiers {
         let _ = writeln!(out, "[[{TIER}]]");
         write_keys(&mut out, tier_keys(tier.kind), &mut tier);
+        out.push('\n');
+    }
+    for mut tenant in draft.config.tenants {
+        let _ = writeln!(out, "[[{TENANT}]]");
+        write_keys(&mut out, TENANT_KEYS.iter(), &mut tenant);
         out.push('\n');
     }
     out.truncate(out.trim_end().len());

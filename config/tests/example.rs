@@ -5,19 +5,21 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use terrace_config::{Config, ObjectConfig, TierKind, example, schema};
+use terrace_config::{Config, ObjectConfig, TenantConfig, TierKind, example, schema};
 
 fn file() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../terrace.example.toml");
     std::fs::read_to_string(path).expect("terrace.example.toml stands beside the workspace's Cargo.toml")
 }
 
-/// The file's three parts: up to the memory tier, up to the object tier, and that.
-fn parts(file: &str) -> [&str; 3] {
+/// The file's four parts: up to the memory tier, up to the object tier, up to the tenants, and those.
+fn parts(file: &str) -> [&str; 4] {
     let (most, rest) = file.split_once("\n# A memory tier").expect("a memory tier");
-    let (memory, object) = rest.split_once("\n# An object tier").expect("an object tier comes last");
+    let (memory, rest) = rest.split_once("\n# An object tier").expect("an object tier");
+    let (object, tenant) = rest.split_once("\n# What holds for one tenant").expect("a tenant comes last");
     // Without the rest of the line that starts each.
-    [most, memory, object].map(|part| if part == most { part } else { part.split_once('\n').expect("its keys").1 })
+    [most, memory, object, tenant]
+        .map(|part| if part == most { part } else { part.split_once('\n').expect("its keys").1 })
 }
 
 /// A part with every `#key = value` taken in, but for `blocks`: one size is enough.
@@ -51,7 +53,11 @@ fn properties(tier_kind: usize) -> BTreeMap<String, Value> {
     let schema = schema();
     let mut found = BTreeMap::new();
     for (name, table) in schema["properties"].as_object().expect("tables") {
-        let table = if name == "tier" { &table["items"]["oneOf"][tier_kind] } else { table };
+        let table = match name.as_str() {
+            "tier" => &table["items"]["oneOf"][tier_kind],
+            "tenant" => continue,
+            _ => table,
+        };
         for (key, property) in table["properties"].as_object().expect("keys") {
             found.insert(format!("{name}.{key}"), property.clone());
         }
@@ -134,7 +140,7 @@ fn the_file_parses_and_its_commented_lines_change_nothing() {
 #[test]
 fn the_memory_tier_of_the_file_works() {
     let file = file();
-    let [most, memory, _] = parts(&file);
+    let [most, memory, ..] = parts(&file);
     let config = parse(&format!("{most}{}", memory.replace('#', ""))).expect("it parses");
     let kinds: Vec<_> = config.tiers.iter().map(|tier| tier.kind.word()).collect();
     assert_eq!(kinds, ["nvme", "memory"]);
@@ -144,7 +150,7 @@ fn the_memory_tier_of_the_file_works() {
 #[test]
 fn the_object_tier_of_the_file_has_every_key_and_works() {
     let file = file();
-    let [_, _, object] = parts(&file);
+    let [_, _, object, _] = parts(&file);
     let mut written = assignments(object);
     for common in ["tier.name", "tier.blocks", "tier.backfill"] {
         written.insert(common.to_owned(), "false".to_owned());
@@ -168,4 +174,20 @@ fn the_object_tier_of_the_file_has_every_key_and_works() {
         ..ObjectConfig::new("s3://bucket/terrace", 100 << 40)
     };
     assert_eq!(*object, want);
+}
+
+#[test]
+fn the_tenant_of_the_file_has_every_key_and_works() {
+    let file = file();
+    let [.., tenant] = parts(&file);
+    let written = assignments(tenant);
+    let schema = schema();
+    let properties = schema["properties"]["tenant"]["items"]["properties"].as_object().expect("keys");
+    let properties: BTreeMap<_, _> =
+        properties.iter().map(|(key, property)| (format!("tenant.{key}"), property.clone())).collect();
+    assert_eq!(written.keys().collect::<Vec<_>>(), properties.keys().collect::<Vec<_>>());
+    // All but its name.
+    assert_eq!(check_defaults(&written, &properties), properties.len() - 1);
+    let config = parse(&format!("[primary]\nblocks = 9\n{}", all_in_force(tenant))).expect("it parses");
+    assert_eq!(config.tenants, [TenantConfig { name: "acme".to_owned(), ..TenantConfig::default() }]);
 }

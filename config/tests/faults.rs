@@ -637,3 +637,77 @@ the command line: primary.blocks = 0: must be a whole number from 1 to 214748364
 the command line: limits.pin_share = 2.0: must be a number from 0.0 to 1.0; write at most 1.0";
     assert_eq!(told, Err(want.to_owned()));
 }
+
+/// What is written under `[[tenant]]`, and what is told of it.
+#[test]
+fn tenants() {
+    let secret =
+        "remove it: a key stands in a file of its own, or is printed by a command: write key_files or key_commands";
+    let keys = "[\"a\", \"b\", \"c\", \"d\", \"e\"]";
+    for (lines, want) in [
+        ("name = \"acme\"".to_owned(), vec![]),
+        ("name = \"acme\"\nkey_commands = [\"pass acme\"]\nencrypt = true".to_owned(), vec![]),
+        (
+            "encrypt = true".to_owned(),
+            vec![
+                "3: tenant[0].name: must be the name of a tenant; write name = \"acme\"".to_owned(),
+                "4: tenant[0].encrypt = true: must not be true without a key; write key_files = [\"/etc/terrace/acme.key\"]"
+                    .to_owned(),
+            ],
+        ),
+        (
+            "name = \"acme\"\n[[tenant]]\nname = \"acme\"".to_owned(),
+            vec![
+                "6: tenant[1].name = \"acme\": must be named once; put its keys together under one [[tenant]]".to_owned(),
+            ],
+        ),
+        (
+            "name = \"acme\"\nkey_files = [\"a\"]\nkey_commands = [\"b\"]".to_owned(),
+            vec![
+                "6: tenant[0].key_commands = [\"b\"]: must not stand beside key_files; write the files as commands: \"cat \
+                 /etc/terrace/acme.key\""
+                    .to_owned(),
+            ],
+        ),
+        (
+            format!("name = \"acme\"\nkey_files = {keys}"),
+            vec![format!("5: tenant[0].key_files = {keys}: must be at most 4, none empty; remove the last")],
+        ),
+        (
+            "name = \"acme\"\nkey = \"hunter2\"".to_owned(),
+            vec![format!("5: tenant[0].key = (not shown): is no key of a tenant; {secret}")],
+        ),
+        (
+            "name = \"acme\"\nkeyfiles = \"x\"".to_owned(),
+            vec!["5: tenant[0].keyfiles = \"x\": is no key of a tenant; write key_files".to_owned()],
+        ),
+        (
+            "name = \"a\"\nguaranteed = 0.5\nmaximum = 0.25".to_owned(),
+            vec!["5: tenant[0].guaranteed = 0.5: must be at most maximum, 0.25; write at most 0.25".to_owned()],
+        ),
+        (
+            "name = \"a\"\nguaranteed = 0.5\n[[tenant]]\nname = \"b\"\nguaranteed = 0.5".to_owned(),
+            vec![
+                "8: tenant[1].guaranteed = 0.5: must have a place of its own, and server.pools is 1; raise [server] pools"
+                    .to_owned(),
+            ],
+        ),
+        (
+            "name = \"a\"\nguaranteed = 0.75\n[[tenant]]\nname = \"b\"\nguaranteed = 0.5\n[server]\npools = 2".to_owned(),
+            vec![
+                "8: tenant[1].guaranteed = 0.5: must leave all of them at most 1.0 together: they are 1.250; lower it by 0.250"
+                    .to_owned(),
+            ],
+        ),
+        (
+            "name = \"a\"\nguaranteed = 0.5\n[[tenant]]\nname = \"*\"\nguaranteed = 0.5\n[server]\npools = 3".to_owned(),
+            vec![
+                "8: tenant[1].guaranteed = 0.5: must fit 2 times, for server.pools is 3, into 0.500; write at most 0.250"
+                    .to_owned(),
+            ],
+        ),
+    ] {
+        let text = format!("[primary]\nblocks = 9\n[[tenant]]\n{lines}\n");
+        assert_eq!(told(&text), want, "\n{text}");
+    }
+}

@@ -251,6 +251,20 @@ fn copy() -> impl Strategy<Value = CopyConfig> {
     )
 }
 
+/// Tenants of different names, some with keys, some of these with encryption.
+fn tenants() -> impl Strategy<Value = Vec<TenantConfig>> {
+    let keys = proptest::collection::vec("[^\\x00]{1,12}", 0..4);
+    // Two of them fit.
+    let shares = (0.0..=0.5_f64, 0.5..=1.0_f64);
+    let tenant = (keys, any::<bool>(), any::<bool>(), shares).prop_map(|(keys, by_command, encrypt, shares)| {
+        let encrypt = encrypt && !keys.is_empty();
+        let (key_files, key_commands) = if by_command { (Vec::new(), keys) } else { (keys, Vec::new()) };
+        TenantConfig { name: String::new(), guaranteed: shares.0, maximum: shares.1, key_files, key_commands, encrypt }
+    });
+    proptest::collection::btree_map("[^\\x00*]{1,8}", tenant, 0..3)
+        .prop_map(|tenants| tenants.into_iter().map(|(name, tenant)| TenantConfig { name, ..tenant }).collect())
+}
+
 prop_compose! {
     fn config()(
         primary in primary(),
@@ -262,6 +276,7 @@ prop_compose! {
         (failures, cooldown, slow_factor, stall) in (1..=1_000_000_u32, duration(), 0..=1_000_000_u32, duration()),
         tiers in (tier(0), tier(1), tier(2)),
         tier_count in 0..=3_usize,
+        tenants in tenants(),
         server in server(),
         copy in copy(),
     ) -> Config {
@@ -274,8 +289,10 @@ prop_compose! {
             deadlines,
             breaker: BreakerConfig { failures, cooldown, slow_factor, stall },
             copy,
-            server,
+            // A place for each tenant.
+            server: ServerConfig { pools: server.pools.max(2), ..server },
             tiers: [tiers.0, tiers.1, tiers.2].into_iter().take(tier_count).collect(),
+            tenants,
         }
     }
 }
@@ -454,6 +471,7 @@ fn what_is_left_out_has_its_default() {
             log_format: LogFormat::Text,
             metrics: None,
         },
+        tenants: Vec::new(),
         tiers: vec![
             tier("nvme", nvme(&["/a", "/b"], 10 * ((2 << 20) + 4096))),
             tier("memory", TierKind::Memory(MemoryConfig { capacity_bytes: 3 * (2 << 20) })),

@@ -71,6 +71,9 @@ pub struct ReplayOptions {
     /// The longest that a call waits for the daemon, in milliseconds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=60_000), requires = "connect")]
     pub call_budget_ms: u64,
+    /// Tenant of the blocks' namespace [default: the configuration's]
+    #[arg(long)]
+    pub tenant: Option<String>,
     /// Slots of the primary tier [default: 2048]
     #[arg(long, conflicts_with = "primary_bytes")]
     pub primary_blocks: Option<u32>,
@@ -202,6 +205,9 @@ impl ReplayOptions {
         if config.namespace.model.is_empty() {
             config.namespace.model = "replay".to_owned();
             config.namespace.engine = "terrace replay 1".to_owned();
+        }
+        if let Some(tenant) = &self.tenant {
+            config.namespace.tenant.clone_from(tenant);
         }
         let geometry = &mut config.geometry;
         geometry.tokens_per_block = tokens_per_block;

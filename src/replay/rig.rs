@@ -203,7 +203,7 @@ fn build_in_process(
         region?
     };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let namespace = TierNamespace::of(config);
+    let namespace = TierNamespace::of(config)?;
     let mut tiers: Vec<Box<dyn SecondaryTier>> = Vec::with_capacity(config.tiers.len());
     for tier in &config.tiers {
         tiers.push(build_tier(options, config, tier, &namespace, &region, &clock)?);

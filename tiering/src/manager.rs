@@ -192,6 +192,13 @@ impl TieringOffloadingManager {
         }
     }
 
+    /// Has a tier keep within `bytes` from now on; see [`SecondaryTier::set_limit`]. What is above goes in later steps.
+    pub fn set_tier_limit(&mut self, tier: usize, bytes: u64) {
+        if tier < self.tiers.len() {
+            self.call_tier(tier, |tier| tier.set_limit(bytes));
+        }
+    }
+
     pub(crate) fn check_open(&self) -> Result<(), TieringError> {
         if self.closed { Err(TieringError::Closed) } else { Ok(()) }
     }

@@ -75,6 +75,14 @@ pub enum TierError {
         #[source]
         source: io::Error,
     },
+    /// A tenant's keys cannot be used: nothing may be stored for it.
+    #[error("tenant {tenant}: {problem}")]
+    Tenant {
+        /// The tenant.
+        tenant: String,
+        /// What is wrong, and the fix. Never holds a secret.
+        problem: String,
+    },
     /// An object tier cannot be used as the configuration says.
     #[error("tier {tier}: {key}: {problem}")]
     Object {

@@ -49,6 +49,11 @@ pub static TABLE: Table<TierStats> = Table {
             "Changes of the catalog that were lost; the tier scans its files at the next start.",
             |tier| tier.catalog_lost,
         ),
+        Family::one(
+            "terrace_tier_unopened_total",
+            "Loaded blocks of a tenant with encryption that did not open: sealed with another key, or changed. They are misses.",
+            |tier| tier.unopened,
+        ),
         Family::one("terrace_tier_orphans_total", "Blocks that the catalog did not know and a scan found.", |tier| {
             tier.orphans
         }),

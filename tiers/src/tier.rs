@@ -161,8 +161,10 @@ pub struct TierStats {
     pub blocks: u64,
     /// Gauge: bytes allocated, overhead included.
     pub allocated_bytes: u64,
-    /// Bound of `allocated_bytes`.
+    /// Bound of `allocated_bytes`: what is configured, or a lower limit that was set.
     pub capacity_bytes: u64,
+    /// Not all that is there is counted yet: `allocated_bytes` still grows by it.
+    pub counting: bool,
     /// Gauge: blocks accepted and not done.
     pub in_flight: u64,
     /// Blocks stored.
@@ -193,6 +195,8 @@ pub struct TierStats {
     pub catalog_lost: u64,
     /// Blocks that the catalog did not know and a scan found.
     pub orphans: u64,
+    /// Loaded blocks that did not open: sealed with another key, or changed.
+    pub unopened: u64,
     /// Of an object tier; zero elsewhere.
     pub object: ObjectStats,
 }
@@ -235,6 +239,12 @@ pub trait SecondaryTier: Send {
         None
     }
 
+    /// Keeps what it holds within `bytes`, its capacity at most, from now on: what is above goes in later polls, the least recently used
+    /// first, and counts in `allocated_bytes` until it is gone. A tier whose capacity cannot change ignores it.
+    fn set_limit(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+
     /// Makes these blocks the most recently used, the last key most recent. Absent ones are skipped.
     fn touch(&mut self, keys: &[Key]);
 
@@ -273,6 +283,10 @@ impl<T: SecondaryTier + ?Sized> SecondaryTier for Box<T> {
 
     fn next_to_scrub(&mut self) -> Option<Key> {
         (**self).next_to_scrub()
+    }
+
+    fn set_limit(&mut self, bytes: u64) {
+        (**self).set_limit(bytes);
     }
 
     fn touch(&mut self, keys: &[Key]) {

@@ -35,6 +35,7 @@ mod refusal;
 mod rows;
 mod session;
 mod share;
+mod shares;
 mod stats;
 mod step;
 mod store;

@@ -20,6 +20,7 @@ use super::refusal::Refusal;
 use super::rows::Rows;
 use super::session::{Session, SessionId};
 use super::share::Behind;
+use super::shares::Lent;
 use super::wake::Wake;
 use crate::metrics::PoolPublisher;
 use crate::protocol::{Inbox, JobOutcome, Kind, TierInfo, WireLimits};
@@ -72,6 +73,10 @@ pub(super) struct Pool {
     kept_at: Time,
     usable: u32,
     failure_told: bool,
+    /// `None`: it has a part of its own of everything.
+    pub lent: Option<Lent>,
+    /// A tier holds more than it may.
+    pub gives_back: bool,
     pub memory: Memory,
 }
 
@@ -110,7 +115,7 @@ impl Pool {
         let region = Arc::new(region.map_err(|error| told(&error))?);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let mut tiers: Vec<Box<dyn SecondaryTier>> = Vec::with_capacity(config.tiers.len());
-        let namespace = TierNamespace::of(&config);
+        let namespace = TierNamespace::of(&config).map_err(|error| told(&error))?;
         for tier in &config.tiers {
             let opened = open_tier(tier, namespace.clone(), &geometry, Arc::clone(&region), Arc::clone(&clock));
             tiers.push(opened.map_err(|error| told(&error))?);
@@ -162,6 +167,8 @@ impl Pool {
             kept_at: now,
             usable: u32::MAX,
             failure_told: false,
+            lent: None,
+            gives_back: false,
             memory: Memory::default(),
             config,
         };
@@ -211,7 +218,7 @@ impl Pool {
             return Duration::ZERO;
         }
         let now = self.clock.now();
-        if self.manager.has_pending_work() || self.rows.waits() || self.closing.is_some() {
+        if self.manager.has_pending_work() || self.rows.waits() || self.gives_back || self.closing.is_some() {
             return self.stepped_at.plus(STEP).since(now);
         }
         if self.usable < self.region.slots() && !self.failure_told { GROW } else { KEEP }
@@ -223,7 +230,9 @@ impl Pool {
         let now = self.clock.now();
         self.rows_landed();
         self.copies_landed();
-        if (self.manager.has_pending_work() || self.rows.waits()) && now >= self.stepped_at.plus(STEP) {
+        if (self.manager.has_pending_work() || self.rows.waits() || self.gives_back)
+            && now >= self.stepped_at.plus(STEP)
+        {
             self.step_manager();
         }
         if now >= self.kept_at.plus(KEEP) {
@@ -256,6 +265,7 @@ impl Pool {
             self.step_manager();
         }
         self.keep_sessions(now);
+        self.keep_to_share();
         self.publish();
         let is_paused = |session: &Session| session.connection.as_ref().is_some_and(Connection::is_paused);
         let paused = self.sessions.iter().filter(|(_, session)| is_paused(session));

@@ -1,8 +1,8 @@
 //! Which pool serves which namespace. A pool without sessions gives way.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::peer::Peer;
 use super::pool::Pool;
 use super::refusal::Refusal;
 use super::session::SessionId;
+use super::shares::{Arbiter, Lent};
 use super::stats::PoolStats;
 use super::wake::Wake;
 use crate::protocol::{ErrorCode, Kind};
@@ -88,6 +89,8 @@ impl OpenSessions {
 /// One pool's place.
 struct Place {
     digest: [u8; 32],
+    /// Of the places that the configuration shares out.
+    seat: u32,
     open: OpenSessions,
     sender: Sender<PoolMessage>,
     wake: Wake,
@@ -103,13 +106,15 @@ pub(super) struct Pools {
     devices: Option<Arc<dyn DeviceSource>>,
     places: Vec<Place>,
     all: Arc<AtomicU32>,
+    arbiter: Option<Arc<Mutex<Arbiter>>>,
     uses: u64,
     next_session: SessionId,
 }
 
 impl Pools {
     pub fn new(config: Config, devices: Option<Arc<dyn DeviceSource>>) -> Self {
-        Self { config, devices, places: Vec::new(), all: Arc::default(), uses: 0, next_session: 1 }
+        let arbiter = Arbiter::new(&config).map(|arbiter| Arc::new(Mutex::new(arbiter)));
+        Self { config, devices, places: Vec::new(), all: Arc::default(), arbiter, uses: 0, next_session: 1 }
     }
 
     pub const fn config(&self) -> &Config {
@@ -123,12 +128,17 @@ impl Pools {
             new.refuse(&Refusal::limit(text));
             return Some(Limit::Sessions);
         }
-        let place = match self.place(&new.greeting.digest) {
+        let place = match self.place(&new.greeting.digest, &new.greeting.pool.namespace.tenant) {
             Ok(Some(place)) => place,
             Ok(None) => {
                 let text = format!(
-                    "{} namespaces are in use: raise [server] pools, or end the engines of another model",
-                    self.config.server.pools
+                    "{} namespaces are in use: raise [server] pools, or end the engines of another model{}",
+                    self.config.server.pools,
+                    if self.config.has_shares() {
+                        "; of a tenant with a share one can be in use at a time"
+                    } else {
+                        ""
+                    }
                 );
                 new.refuse(&Refusal::limit(text));
                 return Some(Limit::Pools);
@@ -155,31 +165,33 @@ impl Pools {
     }
 
     /// Index of the place for a namespace: its own, a new one, or the one that has been without sessions longest.
-    fn place(&mut self, digest: &[u8; 32]) -> Result<Option<usize>, ServerError> {
+    fn place(&mut self, digest: &[u8; 32], tenant: &str) -> Result<Option<usize>, ServerError> {
         if let Some(at) = self.places.iter().position(|place| place.digest == *digest) {
             return Ok(Some(at));
         }
-        if self.places.len() < self.config.server.pools.max(1) as usize {
-            self.start(*digest)?;
+        let seats = self.config.seats(tenant);
+        if let Some(seat) = seats.clone().find(|seat| self.places.iter().all(|place| place.seat != *seat)) {
+            self.start(*digest, seat)?;
             return Ok(Some(self.places.len() - 1));
         }
-        let idle = self.places.iter().enumerate().filter(|(_, place)| place.open.is_idle());
+        let places = self.places.iter().enumerate().filter(|(_, place)| seats.contains(&place.seat));
+        let idle = places.filter(|(_, place)| place.open.is_idle());
         Ok(idle.min_by_key(|(_, place)| place.used).map(|(at, _)| at))
     }
 
-    fn start(&mut self, digest: [u8; 32]) -> Result<(), ServerError> {
-        let index = super::pool::count(self.places.len());
+    fn start(&mut self, digest: [u8; 32], index: u32) -> Result<(), ServerError> {
         let (sender, inbox) = channel();
         let wake = Wake::new().map_err(ServerError::system("making an eventfd"))?;
         let open = OpenSessions::of(&self.all);
         let thread = {
             let (config, devices, wake, open) = (self.config.clone(), self.devices.clone(), wake.clone(), open.clone());
+            let arbiter = self.arbiter.clone();
             std::thread::Builder::new()
                 .name(format!("terrace-pool-{index}"))
-                .spawn(move || PoolThread { index, config, devices, inbox, wake, open, pool: None }.run())
+                .spawn(move || PoolThread { index, config, devices, arbiter, inbox, wake, open, pool: None }.run())
                 .map_err(ServerError::system("starting a thread"))?
         };
-        self.places.push(Place { digest, open, sender, wake, thread: Some(thread), used: 0 });
+        self.places.push(Place { digest, seat: index, open, sender, wake, thread: Some(thread), used: 0 });
         Ok(())
     }
 
@@ -214,6 +226,7 @@ struct PoolThread {
     index: u32,
     config: Config,
     devices: Option<Arc<dyn DeviceSource>>,
+    arbiter: Option<Arc<Mutex<Arbiter>>>,
     inbox: Receiver<PoolMessage>,
     wake: Wake,
     open: OpenSessions,
@@ -291,10 +304,19 @@ impl PoolThread {
 
     fn open(&self, new: &NewSession) -> Result<Pool, String> {
         let shape = &new.greeting.pool;
+        if self.config.has_shares() && self.config.share_at(self.index).is_none() {
+            return Err(
+                "nothing is left for this tenant: write a [[tenant]] with guaranteed for it, or for \"*\"".to_owned()
+            );
+        }
+        let lent = self.arbiter.clone().map(|arbiter| Lent::new(arbiter, self.index));
         let config = self.config.for_pool(self.index, shape.namespace.clone(), shape.geometry, "Hello");
         let config = config.map_err(|error| super::pool::told(&error))?;
         let digest = new.greeting.digest;
-        Pool::open(config, digest, region_name(new.id), &self.wake, self.open.clone(), self.devices.clone())
+        let mut pool =
+            Pool::open(config, digest, region_name(new.id), &self.wake, self.open.clone(), self.devices.clone())?;
+        pool.lend(lent);
+        Ok(pool)
     }
 }
 

@@ -139,6 +139,7 @@ fn config(rng: &mut Rng, geometry: Geometry) -> Config {
             slow_factor: rng.between(0, 40) as u32,
             stall: seconds(rng, 0, 3),
         },
+        tenants: Vec::new(),
         tiers: tiers(rng, geometry),
     }
 }

@@ -62,6 +62,7 @@ pub fn config(blocks: u32) -> Config {
             drain: 30 * SECOND,
         },
         breaker: BreakerConfig { failures: 3, cooldown: 5 * SECOND, slow_factor: 30, stall: 2 * SECOND },
+        tenants: Vec::new(),
         tiers: Vec::new(),
     }
 }

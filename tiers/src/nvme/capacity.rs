@@ -11,6 +11,10 @@ const FULL_HOLD: Duration = Duration::from_secs(60);
 /// its file really took when it is done; an evicted file is charged until it is gone.
 #[derive(Debug)]
 pub(crate) struct Capacity {
+    /// The most that [`Capacity::set_limit`] allows.
+    most_bytes: u64,
+    high: f64,
+    low: f64,
     capacity_bytes: u64,
     high_bytes: u64,
     low_bytes: u64,
@@ -28,26 +32,34 @@ pub(crate) struct Capacity {
 impl Capacity {
     /// Shares are cut to `0.0..=1.0`, the low one to the high one.
     pub(crate) fn new(capacity_bytes: u64, high: f64, low: f64, file_bytes: u64) -> Self {
-        // A share of 1.0 must be the whole: f64 does not hold every u64.
-        let share = |share: f64| {
-            if share >= 1.0 {
-                capacity_bytes
-            } else {
-                ((capacity_bytes as f64 * share.max(0.0)) as u64).min(capacity_bytes)
-            }
-        };
-        // At least one block fits, or nothing could ever be stored.
-        let high_bytes = share(high).max(file_bytes.min(capacity_bytes));
-        Self {
-            capacity_bytes,
-            high_bytes,
-            low_bytes: share(low).min(high_bytes),
+        let mut capacity = Self {
+            most_bytes: capacity_bytes,
+            high,
+            low,
+            capacity_bytes: 0,
+            high_bytes: 0,
+            low_bytes: 0,
             used_bytes: 0,
             file_bytes,
             block_bytes: file_bytes,
             full: None,
             trimming: false,
-        }
+        };
+        capacity.set_limit(capacity_bytes);
+        capacity
+    }
+
+    /// The capacity from now on, the one that was configured at most. What is above it is trimmed.
+    pub(crate) fn set_limit(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.most_bytes);
+        // A share of 1.0 must be the whole: f64 does not hold every u64.
+        let share = |share: f64| {
+            if share >= 1.0 { bytes } else { ((bytes as f64 * share.max(0.0)) as u64).min(bytes) }
+        };
+        self.capacity_bytes = bytes;
+        // At least one block fits, or nothing could ever be stored.
+        self.high_bytes = share(self.high).max(self.file_bytes.min(bytes));
+        self.low_bytes = share(self.low).min(self.high_bytes);
     }
 
     pub(crate) const fn capacity_bytes(&self) -> u64 {
@@ -152,6 +164,22 @@ mod tests {
         assert!(capacity.must_trim(0, Time(0)), "600 is above the low watermark");
         assert!(!capacity.must_trim(100, Time(0)), "what is leaving counts as gone");
         assert!(!capacity.must_trim(0, Time(0)), "and it does not start again below the high one");
+    }
+
+    #[test]
+    fn a_limit_is_lowered_and_raised_while_blocks_are_there() {
+        let mut capacity = Capacity::new(1000, 0.9, 0.8, 100);
+        capacity.charge(800);
+        capacity.set_limit(500);
+        assert!(!capacity.fits(1) && capacity.must_trim(0, Time(0)));
+        assert!(
+            capacity.must_trim(300, Time(0)) && !capacity.must_trim(450, Time(0)),
+            "down to 400, and room for a block"
+        );
+        capacity.release(450);
+        assert!(capacity.fits(100) && !capacity.fits(101));
+        capacity.set_limit(5000);
+        assert_eq!((capacity.capacity_bytes(), capacity.fits(550), capacity.fits(551)), (1000, true, false));
     }
 
     #[test]

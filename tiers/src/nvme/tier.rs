@@ -363,6 +363,10 @@ impl SecondaryTier for NvmeTier {
         None
     }
 
+    fn set_limit(&mut self, bytes: u64) {
+        self.capacity.set_limit(bytes);
+    }
+
     fn touch(&mut self, keys: &[Key]) {
         let mut touched = std::mem::take(&mut self.touched);
         self.index.touch(keys, &mut touched);
@@ -410,6 +414,7 @@ impl SecondaryTier for NvmeTier {
             blocks: u64::from(self.index.ready()),
             allocated_bytes: self.capacity.used_bytes(),
             capacity_bytes: self.capacity.capacity_bytes(),
+            counting: !self.fill.is_room_known(),
             in_flight: self.jobs.remaining(),
             recycled: ports,
             catalog_lost: self.catalog.lost(),

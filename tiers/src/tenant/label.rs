@@ -7,6 +7,7 @@ use std::path::Path;
 
 use terrace_config::{Geometry, MAX_LABEL_BYTES, Namespace};
 
+use super::sealed_digest;
 use crate::nvme::name::namespace_dir;
 
 /// Name of the label, in the namespace's directory or below its prefix in a bucket.
@@ -15,7 +16,8 @@ pub const LABEL: &str = "NAMESPACE";
 /// What a label says, if it is that of this namespace: a label in the wrong place, or one that somebody made up, does not give the digest.
 pub(crate) fn parse_label(digest: &[u8; 32], bytes: &[u8]) -> Option<(Namespace, Geometry)> {
     let (namespace, geometry) = Namespace::from_label(std::str::from_utf8(bytes).ok()?)?;
-    (namespace.digest(&geometry) == *digest).then_some((namespace, geometry))
+    let plain = namespace.digest(&geometry);
+    (plain == *digest || sealed_digest(&plain) == *digest).then_some((namespace, geometry))
 }
 
 /// The label of a namespace below the block directory `root`. `None`: there is none, or it is not this namespace's.

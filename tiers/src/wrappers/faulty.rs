@@ -204,6 +204,10 @@ impl<T: SecondaryTier> SecondaryTier for Faulty<T> {
         self.inner.next_to_scrub()
     }
 
+    fn set_limit(&mut self, bytes: u64) {
+        self.inner.set_limit(bytes);
+    }
+
     fn touch(&mut self, keys: &[Key]) {
         self.inner.touch(keys);
     }

@@ -65,6 +65,10 @@ impl<T: SecondaryTier, G: Gate> SecondaryTier for HeldBack<T, G> {
         self.inner.next_to_scrub()
     }
 
+    fn set_limit(&mut self, bytes: u64) {
+        self.inner.set_limit(bytes);
+    }
+
     fn touch(&mut self, keys: &[Key]) {
         self.inner.touch(keys);
     }
