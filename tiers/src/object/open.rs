@@ -49,6 +49,7 @@ pub(crate) struct Extras {
 impl ObjectTier {
     /// A tier in the store that the configuration names. Reads files of the configuration and starts a thread; the store is asked by
     /// that thread, and may come later: until it does, lookups are misses. Fails where the tier could not work at all.
+    #[allow(clippy::disallowed_methods, reason = "where chance comes from; `with_store` is given it")]
     pub fn open(options: ObjectOptions<'_>) -> Result<Self, TierError> {
         Self::open_with(options, Extras::default())
     }
