@@ -49,12 +49,12 @@ pub(crate) struct Extras {
 impl ObjectTier {
     /// A tier in the store that the configuration names. Reads files of the configuration and starts a thread; the store is asked by
     /// that thread, and may come later: until it does, lookups are misses. Fails where the tier could not work at all.
-    #[allow(clippy::disallowed_methods, reason = "where chance comes from; `with_store` is given it")]
     pub fn open(options: ObjectOptions<'_>) -> Result<Self, TierError> {
         Self::open_with(options, Extras::default())
     }
 
     /// The same, with what only some namespaces have.
+    #[allow(clippy::disallowed_methods, reason = "where chance comes from; `with_store` is given it")]
     pub(crate) fn open_with(options: ObjectOptions<'_>, extras: Extras) -> Result<Self, TierError> {
         let (store, prefix) = open_store(&options.name, options.config)?;
         // A name for this life of the tier: random, so that no two are alike.
