@@ -6,19 +6,28 @@
 
 mod api;
 pub mod client;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod connector;
 mod counters;
 pub mod device;
 mod error;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod groups;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod hashes;
 pub mod metrics;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod pages;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod port;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 pub mod protocol;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod remote;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod scheduler;
 pub mod server;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod worker;
 
 pub use api::{

@@ -2,6 +2,8 @@
 //! which slot, reference counts, eviction and admission.
 //!
 //! Nothing here allocates per operation after start: lists are `u32` links over the slot array.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 pub mod admission;
 pub mod error;
 pub mod hash;

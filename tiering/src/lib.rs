@@ -5,6 +5,8 @@
 //! virtual time and faulty tiers. No call but [`TieringOffloadingManager::shutdown`] waits for a tier.
 //!
 //! A block here is one offloaded block (`blocks_per_chunk` GPU blocks of one group).
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod breaker;
 mod cascade;
 mod check;

@@ -3,6 +3,8 @@
 //! [`tier`] is the contract, [`conformance`] checks it, [`nvme`] keeps blocks as files, [`object`] in a store that a cluster
 //! shares, [`memory`] in process memory, and [`wrappers`] make any tier slow, faulty, hanging or counted. [`open_tier`] builds
 //! what the configuration names.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 pub mod catalog;
 pub mod clock;
 pub mod conformance;

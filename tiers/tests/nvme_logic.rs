@@ -322,6 +322,23 @@ fn without_a_catalog_the_order_is_that_of_the_files() {
 }
 
 #[test]
+fn a_file_with_an_absurd_date_leaves_the_order_of_all_others() {
+    let (mut tier, disk, catalog, _) = one_lane(4);
+    settle(&mut tier);
+    drop(tier);
+    disk.put(BlockName { namespace: NAMESPACE, key: key(9) }, FILE_BYTES, u64::MAX);
+    let mut tier = reopen(4, &disk, &catalog);
+    assert_eq!(found(&mut tier, 10), [9]);
+    store(&mut tier, &[2, 0, 1]);
+    tier.touch(&[key(9), key(1), key(2), key(0)]);
+    tier.shutdown(Duration::from_secs(1));
+    drop(tier);
+    let mut tier = reopen(4, &disk, &catalog);
+    let events = store(&mut tier, &[4, 5, 6]);
+    assert_eq!(removed(&events), [key(9), key(1), key(2)]);
+}
+
+#[test]
 fn a_block_whose_crc_nobody_knows_is_written_again() {
     for capacity in [1, 2, 4] {
         let (mut tier, disk, ..) = one_lane(capacity);

@@ -15,6 +15,8 @@ pub enum Reason {
     Unresolved(String),
     /// A reader, a slot, a job is left.
     Leak(String),
+    /// A tier holds more of the primary than its share, or longer than its deadline.
+    Pinned(String),
     /// The files take more than the capacity.
     Capacity(String),
     /// The manager's own invariants.
@@ -32,6 +34,7 @@ impl fmt::Display for Reason {
             Self::NeverStored(text) => ("readable and never stored", text),
             Self::Unresolved(text) => ("unresolved beyond the deadline", text),
             Self::Leak(text) => ("leak", text),
+            Self::Pinned(text) => ("primary pinned", text),
             Self::Capacity(text) => ("capacity exceeded", text),
             Self::Invariant(text) => ("invariant broken", text),
             Self::Contract(text) => ("contract broken", text),

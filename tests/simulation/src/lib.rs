@@ -12,7 +12,7 @@
 //! | `life`, `world` | one process; its crashes and restarts |
 //! | `engine` | requests: look up, load, store, finish |
 //! | `ending`, `survival` | how a run ends, and that what was stored is there afterwards |
-//! | [`model`], `check` | what must hold |
+//! | [`model`], `held`, `check` | what must hold |
 //! | [`rng`], [`settings`], [`trace`] | chance, what a seed decides once, what tells two runs apart |
 //! | `off`, `shrink`, `many` | what can be left out, making a failure short, many seeds on several threads |
 //!
@@ -26,6 +26,7 @@ pub mod disk;
 mod ending;
 mod engine;
 pub mod failure;
+mod held;
 mod life;
 mod many;
 mod memory;

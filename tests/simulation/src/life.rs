@@ -82,7 +82,8 @@ impl Life {
             None => Box::new(NoCatalog),
         };
         let tier = NvmeTier::with_ports(options, ports.collect(), catalog);
-        let tier = SharedTier::new(tier.unwrap_or_else(|error| panic!("the tier does not open: {error}")));
+        let tier = tier.unwrap_or_else(|error| panic!("the tier does not open: {error}"));
+        let tier = SharedTier::new(tier, start.clock.clone());
         let tiers = config.tiers.iter().map(|configured| -> Box<dyn SecondaryTier> {
             match &configured.kind {
                 TierKind::Memory(memory) => {

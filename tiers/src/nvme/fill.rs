@@ -230,7 +230,10 @@ impl NvmeTier {
         if self.fill.strangers.contains(&(lane, name)) {
             return;
         }
-        let rank = if self.fill.from_scan { modified_ns } else { ORPHAN_RANK.saturating_add(modified_ns) };
+        // A date that no clock should give, before 1970 or after 2116, must not take the largest number: none would be left for any
+        // use after it, in all later lives.
+        let date = modified_ns.min(ORPHAN_RANK - 1);
+        let rank = if self.fill.from_scan { date } else { ORPHAN_RANK + date };
         let generation = self.catalog.generation();
         let row = if ours { self.index.insert_old(&name.key, lane) } else { None };
         if let Some(row) = row

@@ -141,6 +141,7 @@ impl Mailbox {
 /// The thread's side.
 impl Mailbox {
     /// Serves `shard` until closed. Tells whether nothing is unfinished.
+    #[allow(clippy::disallowed_methods, reason = "the last moment of a real thread")]
     pub fn serve<D: Device>(&self, shard: &mut Shard<D>) -> bool {
         let mut commands = Vec::new();
         let mut events = Vec::new();

@@ -212,6 +212,7 @@ fn random_writer() -> WriterId {
     WriterId(random("writer"))
 }
 
+#[allow(clippy::disallowed_methods, reason = "a name that no process has; nothing is simulated here")]
 fn random(of: &str) -> u64 {
     RandomState::new().hash_one(of)
 }

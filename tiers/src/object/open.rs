@@ -54,6 +54,7 @@ impl ObjectTier {
     }
 
     /// The same, with what only some namespaces have.
+    #[allow(clippy::disallowed_methods, reason = "where chance comes from; `with_store` is given it")]
     pub(crate) fn open_with(options: ObjectOptions<'_>, extras: Extras) -> Result<Self, TierError> {
         let (store, prefix) = open_store(&options.name, options.config)?;
         // A name for this life of the tier: random, so that no two are alike.

@@ -13,6 +13,7 @@ pub trait WallClock: Send + Sync {
 pub struct SystemWallClock;
 
 impl WallClock for SystemWallClock {
+    #[allow(clippy::disallowed_methods, reason = "the machine's time of day is what it gives")]
     fn now_ms(&self) -> u64 {
         // Before 1970: no order is lost, stamps never go back.
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)

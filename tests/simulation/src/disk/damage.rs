@@ -5,9 +5,14 @@ use super::files::{Ino, Name};
 use super::{Disk, State};
 
 impl Disk {
-    /// Gives each kind of damage its chance; returns how many files were hit.
+    /// Gives each kind of damage its chance; returns how many files were hit. And now and then the date jumps.
     pub fn damage(&self) -> u32 {
         let state = &mut *self.lock();
+        if state.faults.strikes(Kind::DateJump, &mut state.rng) {
+            // To years that files may have, or to any that a broken clock gives.
+            let most_ns = if state.rng.chance(700) { 500 * 365 * 86_400_000_000_000 } else { u64::MAX };
+            state.files.set_date(state.rng.below(most_ns));
+        }
         let mut hit = 0;
         for kind in [Kind::RotAtRest, Kind::FileLost, Kind::FilesSwapped, Kind::FileCut] {
             if state.faults.strikes(kind, &mut state.rng) {
@@ -55,7 +60,7 @@ impl State {
             }
             _ => {
                 // The hardest to tell apart is the block of the same key in another namespace.
-                let twin = if self.rng.chance(500) { self.twin(&path) } else { None };
+                let twin = if self.rng.chance(900) { self.twin(&path) } else { None };
                 let Some(other) = twin.or_else(|| self.any_block().map(|(path, _)| path)) else { return false };
                 path != other && self.files.swap(&path, &other).is_ok()
             }

@@ -24,6 +24,8 @@ kinds! {
     WriteMisdirected = 40,
     /// A write arrives a second time, later.
     WriteDuplicated = 80,
+    /// A write turns a bit over on its way.
+    WriteRot = 60,
     /// A write fails half-way with EIO.
     WriteError = 60,
     /// A write fails half-way with ENOSPC.
@@ -54,7 +56,7 @@ kinds! {
     RemoveError = 80,
     /// A directory cannot be made or listed.
     FolderError = 60,
-    /// The operation takes a hundred times as long.
+    /// The operation takes up to a hundred thousand times as long: half a minute at most.
     Slow = 100,
     /// The operation never ends.
     Hang = 25,
@@ -65,9 +67,11 @@ kinds! {
     /// A file disappears.
     FileLost = 40,
     /// Two files change places.
-    FilesSwapped = 100,
+    FilesSwapped = 300,
     /// A file is cut.
     FileCut = 40,
+    /// The machine's date jumps, to any time before or after: files say so.
+    DateJump = 100,
 }
 
 /// Number of kinds.
@@ -95,6 +99,7 @@ impl Kind {
                 | Slow
                 | Hang
                 | ToldLate
+                | DateJump
         )
     }
 

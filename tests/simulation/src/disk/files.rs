@@ -104,6 +104,8 @@ pub struct Files {
     durable: Names,
     journal: Vec<Change>,
     next_ino: u64,
+    /// How far the date is ahead of the clock, or behind by wrapping.
+    ahead_ns: u64,
 }
 
 impl Files {
@@ -150,7 +152,8 @@ impl Files {
             None => {
                 let ino = Ino(self.next_ino);
                 self.next_ino += 1;
-                self.inodes.insert(ino, Inode { modified_ns: now_ns, ..Inode::default() });
+                let modified_ns = now_ns.wrapping_add(self.ahead_ns);
+                self.inodes.insert(ino, Inode { modified_ns, ..Inode::default() });
                 self.change(Change::Link(path.into(), ino));
             }
         }
@@ -215,7 +218,7 @@ impl Files {
         }
         inode.now[offset..end].copy_from_slice(bytes);
         inode.clean = false;
-        inode.modified_ns = now_ns;
+        inode.modified_ns = now_ns.wrapping_add(self.ahead_ns);
         Ok(())
     }
 
@@ -237,7 +240,12 @@ impl Files {
         self.inodes.get(&ino).map(|inode| inode.durable.as_slice())
     }
 
-    /// When the file was last written.
+    /// From now on files are dated so far ahead of the clock, or behind it by wrapping.
+    pub const fn set_date(&mut self, ahead_ns: u64) {
+        self.ahead_ns = ahead_ns;
+    }
+
+    /// When the file was last written, by the date of then.
     pub fn modified_ns(&self, ino: Ino) -> u64 {
         self.inodes.get(&ino).map_or(0, |inode| inode.modified_ns)
     }

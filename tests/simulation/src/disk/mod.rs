@@ -284,6 +284,6 @@ impl State {
     /// Time that one sub-step takes.
     fn latency_ns(&mut self) -> u64 {
         let usual = self.rng.between(5_000, 300_000);
-        if self.faults.strikes(Kind::Slow, &mut self.rng) { usual * 1000 } else { usual }
+        if self.faults.strikes(Kind::Slow, &mut self.rng) { usual * self.rng.skewed(100_000) } else { usual }
     }
 }

@@ -128,7 +128,9 @@ impl Op {
     fn draw_trick(file_op: &FileOp, disk: &mut State) -> Option<Kind> {
         use Kind::*;
         let kinds: &[Kind] = match file_op {
-            FileOp::Write(_) => &[WriteLost, WriteTorn, WriteMisdirected, WriteDuplicated, WriteError, NoSpace],
+            FileOp::Write(_) => {
+                &[WriteLost, WriteTorn, WriteMisdirected, WriteDuplicated, WriteRot, WriteError, NoSpace]
+            }
             FileOp::Read(_) => &[ReadError, ReadShort, ReadTruncated, ReadStale, ReadMisdirected, ReadRot],
             _ => &[],
         };
@@ -294,7 +296,11 @@ impl Op {
     /// Writes the sectors that fall into this part; which ones, the operation's salt says.
     fn write_part(&mut self, disk: &mut State, part: u64, now_ns: u64) -> Result<(), DeviceError> {
         let FileOp::Write(WriteFile { payload, footer, .. }) = &self.file_op else { return Ok(()) };
-        let bytes = memory::read(payload, footer);
+        let mut bytes = memory::read(payload, footer);
+        if self.trick == Some(Kind::WriteRot) {
+            let bit = (self.salt % (8 * bytes.len() as u64)) as usize;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
         let own = self.ino.unwrap_or(Ino(u64::MAX));
         let grows_bytes =
             (bytes.len().next_multiple_of(PAGE_BYTES) as u64).saturating_sub(disk.files.allocated_bytes(own));

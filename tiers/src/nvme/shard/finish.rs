@@ -7,7 +7,7 @@ use super::table::{Doing, Entry};
 use super::warn::Kind;
 use crate::nvme::device::{Cause, Completion, Device, DeviceError, FileOp, Outcome, Step};
 use crate::nvme::format::{Footer, FooterError};
-use crate::nvme::name::quarantine_path;
+use crate::nvme::name::{quarantine_path, temp_path};
 use crate::nvme::port::{BlockName, Placed, PortEvent};
 use crate::tier::Fault;
 
@@ -45,7 +45,20 @@ impl<D: Device> Shard<D> {
             Doing::Mend => {
                 self.counters.mended += 1;
                 let _ = self.removal_result(completion.result);
+                self.done(index, Err(Fault::Expired), out);
                 self.table.remove(index);
+            }
+            Doing::Tidy { fault, victim } => {
+                let _ = self.removal_result(completion.result);
+                self.done(index, Err(fault), out);
+                // Its owner counts the victim as gone; it may have been taken or not.
+                match victim {
+                    Some(victim) => {
+                        self.table.set(index, Doing::Discard);
+                        self.submit(index, FileOp::Remove(victim.path()));
+                    }
+                    None => self.table.remove(index),
+                }
             }
             Doing::Quarantine { name } => match completion.result {
                 Ok(_) => {
@@ -126,9 +139,9 @@ impl<D: Device> Shard<D> {
         let name = BlockName { namespace: self.options.namespace, key };
         match result {
             Ok(_) if entry.abandoned => {
-                // Published although it was given up: the slot may have changed under the write, so the file has to go.
+                // Published although it was given up: the slot may have changed under the write, so the file has to go. Its bytes are
+                // counted until the `Done`.
                 self.counters.expired += 1;
-                self.done(index, Err(Fault::Expired), out);
                 self.table.set(index, Doing::Mend);
                 self.submit(index, FileOp::Remove(name.path()));
                 return;
@@ -142,12 +155,10 @@ impl<D: Device> Shard<D> {
                     self.dirs.forget();
                 }
                 let fault = self.fault_of(error);
-                self.done(index, Err(if entry.abandoned { Fault::Expired } else { fault }), out);
-                // Its owner counts the victim as gone; it may have been taken or not.
-                if let Some(victim) = victim {
-                    self.table.set(index, Doing::Discard);
-                    return self.submit(index, FileOp::Remove(victim.path()));
-                }
+                let fault = if entry.abandoned { Fault::Expired } else { fault };
+                // What was written may still stand under its temporary name, and its bytes are counted until the `Done`.
+                self.table.set(index, Doing::Tidy { fault, victim });
+                return self.submit(index, FileOp::Remove(temp_path(index)));
             }
         }
         self.table.remove(index);

@@ -6,6 +6,7 @@ use terrace_primary::{Key, SlotId};
 
 use crate::clock::Time;
 use crate::nvme::port::BlockName;
+use crate::tier::Fault;
 
 /// What an entry is doing.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,8 @@ pub(super) enum Doing {
     Remove,
     /// Removing a block that was published after it had been given up.
     Mend,
+    /// Removing what a failed write may have left under its temporary name; the `Done` comes after it. Not to be ended early.
+    Tidy { fault: Fault, victim: Option<BlockName> },
     /// Moving a bad file away.
     Quarantine { name: BlockName },
     /// Removing a bad file that could not be moved away.
@@ -123,6 +126,7 @@ impl Table {
         if let Some(entry) = self.entries.get_mut(index as usize).and_then(Option::as_mut) {
             self.writes -= u32::from(entry.doing.is_write());
             self.writes += u32::from(doing.is_write());
+            entry.cancelled |= matches!(doing, Doing::Tidy { .. } | Doing::Mend);
             entry.doing = doing;
         }
     }
