@@ -30,6 +30,7 @@ use tokio::time::Instant;
 pub(crate) use self::body::Body;
 pub use self::error::RequestError;
 pub(crate) use self::watch::WatchedConnector;
+pub use self::watch::status_error;
 use super::budget::Budget;
 use super::counters::Counters;
 pub use super::limiter::Class;

@@ -19,7 +19,7 @@ use object_store::{
 use terrace_config::ObjectConfig;
 use tokio::time::{Instant, sleep};
 
-use super::watch::StatusError;
+use super::watch::status_error;
 use crate::clock::{Clock, Time};
 use crate::object::wall::WallClock;
 
@@ -192,15 +192,6 @@ fn after<T>(wrong: Option<Wrong>, done: T) -> Result<T> {
         Some(Wrong::StatusAfter(status)) => Err(status_error(status)),
         _ => Ok(done),
     }
-}
-
-pub(crate) fn status_error(status: u16) -> Error {
-    let error = StatusError { status, code: String::new(), message: String::new() };
-    if status == 404 {
-        // The one that passes through to `object_store`'s own type.
-        return Error::NotFound { path: String::new(), source: Box::new(error) };
-    }
-    Error::Generic { store: "test", source: Box::new(HttpError::new(HttpErrorKind::Unknown, error)) }
 }
 
 fn reset() -> Error {
