@@ -21,6 +21,7 @@
 
 mod catalog;
 mod check;
+pub mod cluster;
 pub mod counts;
 pub mod disk;
 mod ending;
