@@ -92,6 +92,8 @@ pub(crate) enum Wrong {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ignores {
     pub create: bool,
+    /// Says 501 to a conditional put.
+    pub refuses_create: bool,
     pub ranges: bool,
     pub after: bool,
 }
@@ -209,6 +211,9 @@ impl fmt::Display for FaultyStore {
 impl ObjectStore for FaultyStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, mut options: PutOptions) -> Result<PutResult> {
         let (_active, wrong) = self.before(Op::Put).await?;
+        if self.ignores().refuses_create && options.mode == PutMode::Create {
+            return Err(status_error(501));
+        }
         if self.ignores().create {
             options.mode = PutMode::Overwrite;
         }
