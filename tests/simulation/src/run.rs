@@ -41,7 +41,9 @@ impl Run {
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "--seed {} --steps {}", self.seed, self.steps)?;
-        for (given, argument) in [(!self.verify_crc, " --no-crc"), (!self.faults, " --no-faults"), (self.cluster, " --cluster")] {
+        for (given, argument) in
+            [(!self.verify_crc, " --no-crc"), (!self.faults, " --no-faults"), (self.cluster, " --cluster")]
+        {
             f.write_str(if given { argument } else { "" })?;
         }
         if self.off != Off::NOTHING {

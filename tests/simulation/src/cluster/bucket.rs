@@ -132,7 +132,9 @@ impl Inner {
         let Some(ledger) = self.ledger(path).and_then(|at| self.ledgers.get_mut(at)) else { return };
         let names = ledger.names.clone();
         let below = |prefix: &Path| path.prefix_matches(prefix);
-        if verb == "put" && let Some(term) = names.parse_lease(path) {
+        if verb == "put"
+            && let Some(term) = names.parse_lease(path)
+        {
             ledger.term_asked(life, term, world);
         }
         let collects = match verb {
@@ -206,7 +208,7 @@ impl Inner {
                     let other = objects.get(&path).is_some_and(|old| old.bytes != bytes) && !ledger.is_spoiled(id);
                     if other { Err(format!("{path} is written again, with other bytes")) } else { Ok(()) }
                 }
-                None if path.prefix_matches(names.logs()) => ledger.log_taken(&path, &bytes, there),
+                None if path.prefix_matches(names.logs()) => ledger.log_taken(&path, &bytes, world, there),
                 None => Ok(()),
             };
             if let Err(text) = outcome {

@@ -20,7 +20,8 @@ pub(crate) struct Driver {
 impl Driver {
     /// A runtime that stands still. It looks at its timers after so many polls of tasks.
     pub fn new(world: Duration, off_ms: Arc<AtomicI64>, event_interval: u32) -> Self {
-        let built = Builder::new_current_thread().enable_time().start_paused(true).event_interval(event_interval).build();
+        let built =
+            Builder::new_current_thread().enable_time().start_paused(true).event_interval(event_interval).build();
         let runtime = built.unwrap_or_else(|error| panic!("no runtime to simulate in: {error}"));
         let clock = NodeClock::new(runtime.handle().clone(), world, off_ms);
         Self { runtime: Arc::new(Mutex::new(Some(runtime))), clock }

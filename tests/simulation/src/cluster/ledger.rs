@@ -14,6 +14,9 @@ use terrace_tiers::object::{SegmentId, SegmentRecord, Shape, WriterId};
 /// A request that somebody may make only with the collector's lease is on its way so long at most, retries included.
 const REQUEST: Duration = Duration::from_secs(31);
 
+/// A removed segment's object stays a minute, and goes with the next round of a collector.
+const GRACE: Duration = Duration::from_secs(120);
+
 /// One namespace.
 pub(crate) struct Ledger {
     pub names: Names,
@@ -22,7 +25,8 @@ pub(crate) struct Ledger {
     /// First taken of each number.
     logs: BTreeMap<(WriterId, u64), Vec<LogRecord>>,
     added: BTreeMap<SegmentId, Arc<SegmentRecord>>,
-    removed: BTreeSet<SegmentId>,
+    /// And when first.
+    removed: BTreeMap<SegmentId, Duration>,
     /// Segments whose objects a fault took or changed.
     spoiled: BTreeSet<SegmentId>,
     named: BTreeSet<Key>,
@@ -33,26 +37,31 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub fn new(prefix: &str, shape: Shape, lease: Duration) -> Self {
         let names = Names::new(prefix, &shape.namespace);
-        let (logs, added, asked) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (removed, spoiled, named) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let (logs, added, removed, asked) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (spoiled, named) = (BTreeSet::new(), BTreeSet::new());
         Self { names, shape, lease, logs, added, removed, spoiled, named, asked }
     }
 
     /// Live segments that no fault has touched.
     pub fn live(&self) -> impl Iterator<Item = &Arc<SegmentRecord>> {
-        let lives = |id: &SegmentId| !self.removed.contains(id) && !self.spoiled.contains(id);
+        let lives = |id: &SegmentId| !self.removed.contains_key(id) && !self.spoiled.contains(id);
         self.added.values().filter(move |record| lives(&record.id))
     }
 
     /// Bytes of all live segments, those that a fault has touched too.
     pub fn live_bytes(&self) -> u64 {
-        let live = self.added.values().filter(|record| !self.removed.contains(&record.id));
+        let live = self.added.values().filter(|record| !self.removed.contains_key(&record.id));
         live.map(|record| record.bytes).sum()
     }
 
     /// Whether this segment is in the log and was not removed from it.
     pub fn lives(&self, id: SegmentId) -> bool {
-        self.added.contains_key(&id) && !self.removed.contains(&id)
+        self.added.contains_key(&id) && !self.removed.contains_key(&id)
+    }
+
+    /// Whether the object of this segment may be there: it lives, or was removed a short while ago.
+    pub fn may_stay(&self, id: SegmentId, world: Duration) -> bool {
+        self.lives(id) || self.removed.get(&id).is_some_and(|at| *at + GRACE >= world)
     }
 
     /// Whether the log ever named a segment with this block.
@@ -80,6 +89,7 @@ impl Ledger {
         &mut self,
         path: &object_store::path::Path,
         bytes: &[u8],
+        world: Duration,
         there: impl Fn(&object_store::path::Path) -> Option<u64>,
     ) -> Result<(), String> {
         let Some(name) = self.names.parse_log(path) else { return Err(format!("{path} is no name of a log object")) };
@@ -99,7 +109,7 @@ impl Ledger {
                     self.added.insert(segment.id, Arc::clone(segment));
                 }
                 LogRecord::Removed { id, .. } => {
-                    self.removed.insert(*id);
+                    self.removed.entry(*id).or_insert(world);
                 }
                 LogRecord::Used { .. } => {}
             }

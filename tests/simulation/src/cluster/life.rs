@@ -1,7 +1,7 @@
 //! One life of a node: the real manager over the real object tier, all of it on a runtime that stands still until it is told.
 
-use std::sync::atomic::AtomicI64;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use object_store::path::Path;

@@ -113,7 +113,10 @@ impl World {
         if touches {
             manager.touch(&request.keys);
         }
-        manager.finish_request(id).map(drop).ok_or_else(|| contract("finish_request", format_args!("{} was open", id.0)))
+        manager
+            .finish_request(id)
+            .map(drop)
+            .ok_or_else(|| contract("finish_request", format_args!("{} was open", id.0)))
     }
 
     fn look(&mut self, node: usize, id: RequestId, keys: &[Key], since: Option<Time>) -> Result<Option<Phase>, Reason> {
@@ -127,7 +130,11 @@ impl World {
             let since = since.unwrap_or(now);
             self.tally("unresolved", 1);
             if now.since(since) > self.settings.config.deadlines.lookup {
-                return Err(Reason::Unresolved(format!("request {} of node {node} since {:?}", id.0, now.since(since))));
+                return Err(Reason::Unresolved(format!(
+                    "request {} of node {node} since {:?}",
+                    id.0,
+                    now.since(since)
+                )));
             }
             return Ok(Some(Phase::Looking { unresolved_since: Some(since) }));
         }

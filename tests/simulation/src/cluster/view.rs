@@ -99,7 +99,13 @@ impl View {
     }
 
     /// Sends a request and does `act` where it arrives.
-    async fn pass<T>(&self, verb: &'static str, path: &Path, kinds: &[Kind], act: impl FnOnce() -> Result<T>) -> Result<T> {
+    async fn pass<T>(
+        &self,
+        verb: &'static str,
+        path: &Path,
+        kinds: &[Kind],
+        act: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let Passage { there, back, fate } = self.depart(verb, path, kinds);
         sleep(there).await;
         let answer = match fate {
@@ -150,7 +156,12 @@ impl View {
     }
 
     /// Now and then a change is on its way for long, whoever waits for it. Then: whether the connection breaks meanwhile.
-    fn send_late(&self, verb: &'static str, path: &Path, change: &Change) -> Option<impl Future<Output = bool> + use<>> {
+    fn send_late(
+        &self,
+        verb: &'static str,
+        path: &Path,
+        change: &Change,
+    ) -> Option<impl Future<Output = bool> + use<>> {
         let (after, breaks) = {
             let inner = &mut *self.bucket.lock();
             if !inner.faults.strikes(Kind::DoneLate, &mut inner.rng) {
@@ -203,10 +214,16 @@ impl View {
     }
 
     /// The body of an answer: in pieces, and perhaps not the right one.
-    fn body(&self, whole: &Bytes, range: &Range<u64>, segment: bool) -> (Range<u64>, BoxStream<'static, Result<Bytes>>) {
+    fn body(
+        &self,
+        whole: &Bytes,
+        range: &Range<u64>,
+        segment: bool,
+    ) -> (Range<u64>, BoxStream<'static, Result<Bytes>>) {
         let inner = &mut *self.bucket.lock();
         let mut strikes = |kind| inner.faults.strikes(kind, &mut inner.rng);
-        let (short, broken, stalled) = (strikes(Kind::ShortBody), strikes(Kind::BrokenBody), strikes(Kind::StalledBody));
+        let (short, broken, stalled) =
+            (strikes(Kind::ShortBody), strikes(Kind::BrokenBody), strikes(Kind::StalledBody));
         let (wrong, other) = (segment && strikes(Kind::WrongByte), segment && strikes(Kind::OtherBytes));
         let shifted = segment && strikes(Kind::OtherRange);
         let cut = |range: &Range<u64>| whole.slice(range.start as usize..range.end as usize);
@@ -284,9 +301,9 @@ impl ObjectStore for View {
             Some(GetRange::Bounded(range)) if range.start >= size => {
                 return Err(Error::Generic { store: "simulation", source: "the range begins behind the end".into() });
             }
-            Some(asked) => asked
-                .as_range(size)
-                .map_err(|error| Error::Generic { store: "simulation", source: Box::new(error) })?,
+            Some(asked) => {
+                asked.as_range(size).map_err(|error| Error::Generic { store: "simulation", source: Box::new(error) })?
+            }
         };
         let (range, stream) = self.body(&object.bytes, &range, segment && !options.head);
         let listed = Listed { path: location.clone(), size, written: object.written };

@@ -70,8 +70,7 @@ impl World {
         };
         panics::watch();
         for at in 0..world.settings.nodes {
-            let skew = world.rng.below(2 * world.settings.skew_ms + 1) as i64 - world.settings.skew_ms as i64;
-            let off_ms = Arc::new(AtomicI64::new(skew));
+            let off_ms = Arc::new(AtomicI64::new(world.offset()));
             let life = world.start(at, Arc::clone(&off_ms));
             world.nodes.push(Node { life, off_ms, stopped_until: None });
         }
@@ -81,6 +80,12 @@ impl World {
     /// Adds to a counter that only clusters have.
     pub fn tally(&mut self, name: &'static str, count: u64) {
         *self.counts.others.entry(name).or_default() += count;
+    }
+
+    /// By which a wall clock is off, in milliseconds.
+    fn offset(&mut self) -> i64 {
+        let most = self.settings.skew_ms;
+        self.rng.below(2 * most + 1) as i64 - most as i64
     }
 
     fn start(&mut self, node: usize, off_ms: Arc<AtomicI64>) -> Life {
@@ -229,10 +234,10 @@ impl World {
             self.tally("stops", 1);
             self.nodes[node].stopped_until = Some(until);
         } else if dice < jump {
-            let by = self.rng.skewed(600_000) as i64 * if self.rng.chance(500) { 1 } else { -1 };
-            self.trace.add(format_args!("the clock of node {node} jumps by {by} ms"));
+            let to = self.offset();
+            self.trace.add(format_args!("the clock of node {node} jumps, to be off by {to} ms"));
             self.tally("jumps", 1);
-            self.nodes[node].off_ms.fetch_add(by, Ordering::Relaxed);
+            self.nodes[node].off_ms.store(to, Ordering::Relaxed);
         }
         self.bucket.lock().damage();
         Ok(())
