@@ -8,7 +8,7 @@ use crate::disk::{KIND_COUNT, Kind};
 use crate::settings::Settings;
 
 /// Takes a part out of the settings.
-type LeaveOut = fn(&mut Settings);
+type LeaveOut<S = Settings> = fn(&mut S);
 
 /// Parts of the world beside the kinds of faults.
 const PARTS: [(&str, LeaveOut); 12] = [
@@ -27,7 +27,7 @@ const PARTS: [(&str, LeaveOut); 12] = [
 ];
 
 /// Parts of a cluster's world beside the kinds of faults.
-const CLUSTER_PARTS: [(&str, fn(&mut ClusterSettings)); 11] = [
+const CLUSTER_PARTS: [(&str, LeaveOut<ClusterSettings>); 11] = [
     ("bucket.weather", |settings| settings.weather_per_mille = 0),
     ("bucket.crashes", |settings| settings.crash_per_mille = 0),
     ("bucket.restarts", |settings| settings.restart_per_mille = 0),
