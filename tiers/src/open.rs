@@ -103,7 +103,7 @@ fn open_bare(
             let (name, wall) = (config.name.clone(), Arc::new(SystemWallClock));
             let geometry = *geometry;
             let options = ObjectOptions { config: object, name, namespace, geometry, region, clock, wall };
-            Box::new(ObjectTier::open_with(options, Extras { label })?)
+            Box::new(ObjectTier::open_with(options, Extras { label, ..Extras::default() })?)
         }
     })
 }

@@ -68,6 +68,8 @@ pub struct Counts {
     pub most_limbo: u64,
     /// Faults by kind.
     pub faults: BTreeMap<Kind, u64>,
+    /// What only clusters count, faults of their buckets among them.
+    pub others: BTreeMap<&'static str, u64>,
 }
 
 impl Counts {
@@ -98,6 +100,9 @@ impl Counts {
         self.most_limbo = self.most_limbo.max(other.most_limbo);
         for (kind, times) in &other.faults {
             *self.faults.entry(*kind).or_default() += times;
+        }
+        for (name, count) in &other.others {
+            *self.others.entry(name).or_default() += count;
         }
     }
 
@@ -152,6 +157,9 @@ impl fmt::Display for Counts {
         writeln!(f, "faults:")?;
         for (kind, times) in &self.faults {
             writeln!(f, "{:>20} {times}", format!("{kind:?}"))?;
+        }
+        for (name, count) in &self.others {
+            writeln!(f, "{name:>20} {count}")?;
         }
         Ok(())
     }

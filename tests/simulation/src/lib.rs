@@ -16,11 +16,11 @@
 //! | [`rng`], [`settings`], [`trace`] | chance, what a seed decides once, what tells two runs apart |
 //! | `off`, `shrink`, `many` | what can be left out, making a failure short, many seeds on several threads |
 //!
-//! What comes later stands beside these: further disks of the world are further devices (an object store, a socket, copy
-//! engines), further nodes are further `Life`s on one world, and each new promise is a function in `check`.
+//! [`cluster`] is a second world: several nodes with the real [`ObjectTier`](terrace_tiers::object::ObjectTier) on one simulated bucket.
 
 mod catalog;
 mod check;
+pub mod cluster;
 pub mod counts;
 pub mod disk;
 mod ending;

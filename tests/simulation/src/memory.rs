@@ -11,14 +11,19 @@ use crate::rng::Rng;
 use crate::settings::MOST_SLOTS;
 
 thread_local! {
-    static REGIONS: RefCell<BTreeMap<u32, Arc<Region>>> = const { RefCell::new(BTreeMap::new()) };
+    static REGIONS: RefCell<BTreeMap<(u32, usize), Arc<Region>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// A region for blocks of this geometry, filled with noise: what a fresh process finds in it must never be taken for a
 /// block. A crash lets go of all memory by force, so the region of the last process may be used again.
 pub fn region(geometry: &Geometry, rng: &mut Rng) -> Arc<Region> {
+    region_of(geometry, 0, rng)
+}
+
+/// The same for one of several nodes.
+pub fn region_of(geometry: &Geometry, node: usize, rng: &mut Rng) -> Arc<Region> {
     let region = REGIONS.with_borrow_mut(|regions| {
-        let made = regions.entry(geometry.block_bytes).or_insert_with(|| {
+        let made = regions.entry((geometry.block_bytes, node)).or_insert_with(|| {
             let options = RegionOptions {
                 slots: MOST_SLOTS,
                 slot_stride: geometry.slot_stride(),

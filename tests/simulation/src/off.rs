@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use crate::cluster::faults as bucket;
+use crate::cluster::settings::Settings as ClusterSettings;
 use crate::disk::{KIND_COUNT, Kind};
 use crate::settings::Settings;
 
 /// Takes a part out of the settings.
-type LeaveOut = fn(&mut Settings);
+type LeaveOut<S = Settings> = fn(&mut S);
 
 /// Parts of the world beside the kinds of faults.
 const PARTS: [(&str, LeaveOut); 12] = [
@@ -24,21 +26,39 @@ const PARTS: [(&str, LeaveOut); 12] = [
     ("long-chains", |settings| settings.chain_blocks = settings.chain_blocks.min(4)),
 ];
 
-/// How many things can be left out: each kind of fault, then the parts.
-const COUNT: usize = KIND_COUNT + PARTS.len();
-const _: () = assert!(COUNT <= 64, "a bit each");
+/// Parts of a cluster's world beside the kinds of faults.
+const CLUSTER_PARTS: [(&str, LeaveOut<ClusterSettings>); 11] = [
+    ("bucket.weather", |settings| settings.weather_per_mille = 0),
+    ("bucket.crashes", |settings| settings.crash_per_mille = 0),
+    ("bucket.restarts", |settings| settings.restart_per_mille = 0),
+    ("bucket.stops", |settings| settings.stop_per_mille = 0),
+    ("bucket.jumps", |settings| settings.jump_per_mille = 0),
+    ("bucket.skew", |settings| settings.skew_ms = 0),
+    ("bucket.namespaces", |settings| settings.namespaces = 1),
+    ("bucket.nodes", |settings| settings.nodes = settings.nodes.min(2).max(settings.namespaces.into())),
+    ("bucket.requests", |settings| settings.requests = 1),
+    ("bucket.long-chains", |settings| settings.chain_blocks = settings.chain_blocks.min(4)),
+    ("bucket.hedges", ClusterSettings::leave_hedges_out),
+];
+
+/// How many things can be left out of a world of disks: each kind of fault, then the parts.
+const DISKS: usize = KIND_COUNT + PARTS.len();
+/// And of a cluster's, behind those.
+const COUNT: usize = DISKS + bucket::KIND_COUNT + CLUSTER_PARTS.len();
+const _: () = assert!(COUNT <= 128, "a bit each");
 
 /// A set of things that are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Off(u64);
+pub struct Off(u128);
 
 impl Off {
     /// The whole world.
     pub const NOTHING: Self = Self(0);
 
-    /// Every single thing that could be left out in addition.
-    pub fn one_more(self) -> impl Iterator<Item = Self> {
-        (0..COUNT).filter(move |at| self.0 & (1 << at) == 0).map(move |at| Self(self.0 | 1 << at))
+    /// Every single thing that could be left out in addition, of a world of disks or of a cluster's.
+    pub fn one_more(self, cluster: bool) -> impl Iterator<Item = Self> {
+        let of = if cluster { DISKS..COUNT } else { 0..DISKS };
+        of.filter(move |at| self.0 & (1 << at) == 0).map(move |at| Self(self.0 | 1 << at))
     }
 
     /// Both sets.
@@ -57,8 +77,19 @@ impl Off {
 
     /// Takes the things out of the settings.
     pub(crate) fn apply(self, settings: &mut Settings) {
-        for at in (0..COUNT).filter(|at| self.0 & (1 << at) != 0) {
+        for at in (0..DISKS).filter(|at| self.0 & (1 << at) != 0) {
             match (Kind::all().nth(at), PARTS.get(at.wrapping_sub(KIND_COUNT))) {
+                (Some(kind), _) => settings.faults.leave_out(kind),
+                (None, Some((_, leave_out))) => leave_out(settings),
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// Takes the things out of a cluster's settings.
+    pub(crate) fn apply_to_cluster(self, settings: &mut ClusterSettings) {
+        for at in (0..COUNT - DISKS).filter(|at| self.0 & (1 << (at + DISKS)) != 0) {
+            match (bucket::Kind::all().nth(at), CLUSTER_PARTS.get(at.wrapping_sub(bucket::KIND_COUNT))) {
                 (Some(kind), _) => settings.faults.leave_out(kind),
                 (None, Some((_, leave_out))) => leave_out(settings),
                 (None, None) => {}
@@ -68,6 +99,12 @@ impl Off {
 }
 
 fn name(at: usize) -> String {
+    if let Some(at) = at.checked_sub(DISKS) {
+        return match bucket::Kind::all().nth(at) {
+            Some(kind) => format!("bucket.{}", kind.name()),
+            None => CLUSTER_PARTS.get(at - bucket::KIND_COUNT).map_or_else(String::new, |(name, _)| (*name).to_owned()),
+        };
+    }
     match Kind::all().nth(at) {
         Some(kind) => format!("{kind:?}"),
         None => PARTS.get(at - KIND_COUNT).map_or_else(String::new, |(name, _)| (*name).to_owned()),
@@ -87,11 +124,14 @@ mod tests {
 
     #[test]
     fn a_list_of_names_is_read_as_it_is_written() {
-        let off = Off::parse("ReadRot,weather,pins").unwrap();
-        assert_eq!(off.to_string(), "ReadRot,weather,pins");
+        for list in ["ReadRot,weather,pins", "bucket.Hang,bucket.stops"] {
+            assert_eq!(Off::parse(list).unwrap().to_string(), list);
+        }
         assert_eq!(Off::parse("rain"), None);
-        let all = Off::NOTHING.one_more().fold(Off::NOTHING, Off::and);
-        assert_eq!(Off::parse(&all.to_string()), Some(all));
-        assert_eq!(all.one_more().count(), 0);
+        for cluster in [false, true] {
+            let all = Off::NOTHING.one_more(cluster).fold(Off::NOTHING, Off::and);
+            assert_eq!(Off::parse(&all.to_string()), Some(all));
+            assert_eq!((all.one_more(cluster).count(), all.one_more(!cluster).count() > 0), (0, true));
+        }
     }
 }

@@ -22,6 +22,8 @@ pub struct Run {
     pub verify_crc: bool,
     /// Whether anything goes wrong at all.
     pub faults: bool,
+    /// Several nodes on one bucket, instead of one process on its disks.
+    pub cluster: bool,
     /// What is left out of this seed's world.
     pub off: Off,
     /// Writes the trace to stderr.
@@ -31,7 +33,7 @@ pub struct Run {
 impl Run {
     /// A seed as the tests run it.
     pub const fn new(seed: u64, steps: u32) -> Self {
-        Self { seed, steps, verify_crc: true, faults: true, off: Off::NOTHING, print: false }
+        Self { seed, steps, verify_crc: true, faults: true, cluster: false, off: Off::NOTHING, print: false }
     }
 }
 
@@ -39,7 +41,9 @@ impl Run {
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "--seed {} --steps {}", self.seed, self.steps)?;
-        for (given, argument) in [(!self.verify_crc, " --no-crc"), (!self.faults, " --no-faults")] {
+        for (given, argument) in
+            [(!self.verify_crc, " --no-crc"), (!self.faults, " --no-faults"), (self.cluster, " --cluster")]
+        {
             f.write_str(if given { argument } else { "" })?;
         }
         if self.off != Off::NOTHING {
@@ -62,6 +66,9 @@ pub struct Outcome {
 
 /// Runs one seed to its end or to its first failure.
 pub fn run(run: &Run) -> Outcome {
+    if run.cluster {
+        return crate::cluster::run(run);
+    }
     let trace = SharedTrace::new(run.print);
     let mut rng = Rng::new(run.seed);
     let mut settings = Settings::draw(&mut rng.fork("settings"), run.faults);
@@ -87,7 +94,8 @@ pub fn run(run: &Run) -> Outcome {
     Outcome { digest: trace.digest(), counts, failure }
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+/// What a panic says.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "no text".into())
 }

@@ -99,7 +99,8 @@ impl Settings {
     }
 }
 
-fn config(rng: &mut Rng, geometry: Geometry) -> Config {
+/// A configuration with an NVMe tier.
+pub(crate) fn config(rng: &mut Rng, geometry: Geometry) -> Config {
     let seconds = |rng: &mut Rng, from: u64, to: u64| Duration::from_millis(rng.between(from * 1000, to * 1000));
     let lookup = seconds(rng, 1, 3);
     Config {

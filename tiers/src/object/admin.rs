@@ -197,6 +197,7 @@ impl Admin {
             shape,
             names,
             label: None,
+            one_thread: false,
             // No block goes to a slot here.
             region: Region::null(1, shape.block_bytes, shape.block_bytes),
             clock: Arc::clone(&self.clock),

@@ -150,6 +150,7 @@ impl Folder {
                 return None;
             }
             let folded = tokio::select! {
+                biased;
                 wish = self.wishes.recv() => match wish {
                     Some(wish) => return Some(wish),
                     // No handle is left: nobody asks.
@@ -273,13 +274,13 @@ impl Folder {
             let live = state.fold.live();
             live.map(|live| (Arc::clone(&live.record), state.is_own(live.record.id.writer))).collect()
         };
-        let made = tokio::task::spawn_blocking(move || {
+        let made = self.shared.compute(move || {
             let blocks = segments.iter().map(|(segment, _)| segment.blocks() as usize).sum();
             let mut catalog = Blocks::with_capacity(blocks);
             catalog.add_all(segments);
             Box::new(catalog)
         });
-        if let Ok(catalog) = made.await {
+        if let Some(catalog) = made.await {
             self.changes.send(Change::Catalog(catalog)).await;
         }
     }

@@ -4,7 +4,8 @@
 //! what others wrote (`fold`) and answers lookups from its own table ([`blocks`]): a lookup costs no request. One node at a
 //! time **collects** (`collector`): it compacts the log to snapshots and removes what is old, too much or nobody's.
 //!
-//! `tier` is the manager's side and waits for nothing; `engine` runs the rest on a thread of its own. All requests go
+//! `tier` is the manager's side and waits for nothing; `engine` runs the rest, on a thread of its own or where a
+//! [`Host`] puts it. All requests go
 //! through `requests`: priorities, budgets, retries, hedges.
 pub mod admin;
 pub mod blocks;
@@ -17,6 +18,7 @@ mod fold;
 mod folder;
 pub mod format;
 mod given_up;
+mod host;
 mod id;
 mod label;
 mod lease;
@@ -42,9 +44,11 @@ mod wall;
 mod writer;
 
 pub use counters::ObjectStats;
+pub use host::{Host, OtherHalf};
 pub use id::{SegmentId, Stamp, WriterId};
 pub(crate) use open::Extras;
 pub use open::ObjectOptions;
 pub use record::{SegmentRecord, Shape};
+pub use requests::status_error;
 pub use tier::ObjectTier;
 pub use wall::{SystemWallClock, WallClock};

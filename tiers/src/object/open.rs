@@ -10,6 +10,7 @@ use terrace_primary::Region;
 
 use super::counters::Counters;
 use super::engine::Engine;
+use super::host::{Host, OtherHalf, Thread};
 use super::id::WriterId;
 use super::names::Names;
 use super::record::Shape;
@@ -44,6 +45,8 @@ pub struct ObjectOptions<'a> {
 pub(crate) struct Extras {
     /// The namespace in words.
     pub label: Option<Arc<str>>,
+    /// See [`Shared::one_thread`].
+    pub one_thread: bool,
 }
 
 impl ObjectTier {
@@ -60,7 +63,7 @@ impl ObjectTier {
         // A name for this life of the tier: random, so that no two are alike.
         let state = RandomState::new();
         let (writer, seed) = (WriterId(state.hash_one("writer")), state.hash_one("jitter"));
-        Self::over(options, extras, store, &prefix, writer, seed)
+        Self::over(options, extras, store, &prefix, writer, seed, Thread::start)
     }
 
     /// A tier in `store`, below `prefix`. `writer` is new in the whole cluster; `seed` spreads pauses.
@@ -71,7 +74,24 @@ impl ObjectTier {
         writer: WriterId,
         seed: u64,
     ) -> Result<Self, TierError> {
-        Self::over(options, Extras::default(), store, prefix, writer, seed)
+        Self::over(options, Extras::default(), store, prefix, writer, seed, Thread::start)
+    }
+
+    /// The same without a thread: `host` is given the half that talks to the store, and runs it. All of that half is on the host's
+    /// thread, so that equal seeds, clocks and answers of the store lead to equal requests.
+    ///
+    /// # Errors
+    /// As of [`Self::with_store`].
+    pub fn with_host(
+        options: ObjectOptions<'_>,
+        store: Arc<dyn ObjectStore>,
+        prefix: &Path,
+        writer: WriterId,
+        seed: u64,
+        host: impl FnOnce(OtherHalf) -> Box<dyn Host>,
+    ) -> Result<Self, TierError> {
+        let extras = Extras { one_thread: true, ..Extras::default() };
+        Self::over(options, extras, store, prefix, writer, seed, |half| Ok(host(half)))
     }
 
     fn over(
@@ -81,6 +101,7 @@ impl ObjectTier {
         prefix: &Path,
         writer: WriterId,
         seed: u64,
+        host: impl FnOnce(OtherHalf) -> Result<Box<dyn Host>, TierError>,
     ) -> Result<Self, TierError> {
         let ObjectOptions { config, name, namespace, geometry, region, clock, wall } = options;
         if region.block_bytes() != geometry.block_bytes {
@@ -99,13 +120,14 @@ impl ObjectTier {
             shape: Shape { namespace, block_bytes: geometry.block_bytes, key_bytes: geometry.hash_bytes + 4 },
             names: Names::new(prefix.as_ref(), &namespace),
             label: extras.label,
+            one_thread: extras.one_thread,
             region,
             clock,
             wall,
             requests,
             counters,
         });
-        let engine = Engine::start(Arc::clone(&shared), writer)?;
+        let engine = Engine::start(Arc::clone(&shared), writer, host)?;
         Ok(Self::new(shared, engine))
     }
 }

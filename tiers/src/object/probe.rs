@@ -77,14 +77,16 @@ impl SharedAbilities {
 const PROBE_BYTES: usize = 64;
 
 impl Requests {
-    /// Tries the store with two small objects below `<root>/probe/<writer>/`, which are removed afterwards. Sets nothing. About ten
-    /// requests.
+    /// Tries the store with small objects below `<root>/probe/`, which are removed afterwards. Sets nothing. About ten requests.
     ///
     /// # Errors
     /// What keeps the store from being used at all; the text says what was tried.
     pub async fn probe(&self, root: &Path, writer: WriterId, deadline: Time) -> Result<Abilities, RequestError> {
-        let dir = root.clone().join("probe").join(writer.to_string());
-        let places = [dir.clone().join("1"), dir.clone().join("2")];
+        // New names for every probe: what one before could not remove would look like a store that knows no condition.
+        let name = format!("{writer}-{:016x}", self.random());
+        let dir = root.clone().join("probe").join(name.as_str());
+        let again = root.clone().join("probe").join(format!("{name}-again")).join("1");
+        let places = [dir.clone().join("1"), dir.clone().join("2"), again];
         let found = self.try_all(&dir, &places, deadline).await;
         let removed = self.delete(places.to_vec(), deadline).await;
         let abilities = found?;
@@ -97,10 +99,10 @@ impl Requests {
     async fn try_all(
         &self,
         dir: &Path,
-        [first, second]: &[Path; 2],
+        [first, second, again]: &[Path; 3],
         deadline: Time,
     ) -> Result<Abilities, RequestError> {
-        let conditional_create = self.try_create(first, deadline).await?;
+        let conditional_create = self.try_create(first, again, deadline).await?;
         let put = self.put_mode(Class::Sync, second, content(2), PutMode::Overwrite, deadline).await;
         put.map_err(|error| tell("writing an object", error))?;
         self.try_range(second, deadline).await?;
@@ -108,17 +110,23 @@ impl Requests {
         Ok(Abilities { conditional_create, list_after })
     }
 
-    /// The second conditional put of one name must fail.
-    async fn try_create(&self, path: &Path, deadline: Time) -> Result<bool, RequestError> {
+    /// The second conditional put of one name must fail. `again`: another name, should the first put of `path` fail.
+    async fn try_create(&self, path: &Path, again: &Path, deadline: Time) -> Result<bool, RequestError> {
+        let mut path = path;
         match self.put_mode(Class::Sync, path, content(0), PutMode::Create, deadline).await {
             Ok(()) => {}
             Err(error @ (RequestError::Denied(_) | RequestError::Deadline | RequestError::OverBudget)) => {
                 return Err(tell("writing an object", error));
             }
-            // Not known (501), or not done: what a plain put says counts.
+            // Not known (501), or not done: what a plain put says counts. But a store that was unwell until just now knows it: without
+            // the condition this node would collect nothing for as long as it lives.
             Err(_) => {
                 let put = self.put_mode(Class::Sync, path, content(0), PutMode::Overwrite, deadline).await;
-                return put.map(|()| false).map_err(|error| tell("writing an object", error));
+                put.map_err(|error| tell("writing an object", error))?;
+                path = again;
+                if self.put_mode(Class::Sync, path, content(0), PutMode::Create, deadline).await.is_err() {
+                    return Ok(false);
+                }
             }
         }
         match self.put_mode(Class::Sync, path, content(1), PutMode::Create, deadline).await {

@@ -1,6 +1,6 @@
 //! What the engine's thread does, from the probe to the end.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ pub(super) async fn run(
         collector: collector_handle,
         writer: write_commands,
         loads: JoinSet::new(),
-        cancels: HashMap::new(),
+        cancels: BTreeMap::new(),
     };
     let within = engine.serve(&mut commands, &tasks).await;
     engine.finish(tasks, within).await;
@@ -90,6 +90,7 @@ async fn probe_until_it_answers(
         tokio::pin!(attempt);
         let answer = loop {
             tokio::select! {
+                biased;
                 answer = &mut attempt => break answer,
                 command = commands.recv() => if !refuse(command, reports) { return false },
             }
@@ -150,7 +151,7 @@ struct Running {
     collector: CollectorHandle,
     writer: UnboundedSender<WriteCommand>,
     loads: JoinSet<(JobId, Vec<SegmentId>)>,
-    cancels: HashMap<JobId, oneshot::Sender<()>>,
+    cancels: BTreeMap<JobId, oneshot::Sender<()>>,
 }
 
 impl Running {

@@ -23,9 +23,18 @@ pub(crate) struct Shared {
     pub names: Names,
     /// What is to stand beside the blocks, for people.
     pub label: Option<Arc<str>>,
+    /// Whether long computations stay on the thread that asks for them: then their end takes its turn at the same place in every run.
+    pub one_thread: bool,
     pub region: Arc<Region>,
     pub clock: Arc<dyn Clock>,
     pub wall: Arc<dyn WallClock>,
     pub requests: Requests,
     pub counters: Arc<Counters>,
+}
+
+impl Shared {
+    /// The result of a long computation, made on a thread of its own. `None`: it panicked.
+    pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        if self.one_thread { Some(work()) } else { tokio::task::spawn_blocking(work).await.ok() }
+    }
 }

@@ -12,7 +12,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ pub struct ObjectTier {
     engine: Engine,
     blocks: Blocks,
     known: Known,
-    jobs: HashMap<JobId, Job>,
+    jobs: BTreeMap<JobId, Job>,
     /// Blocks accepted and not done.
     in_flight: usize,
     /// Of those, blocks being stored that hold room.
@@ -106,7 +106,7 @@ impl ObjectTier {
             engine,
             blocks: Blocks::new(),
             known: Known::NotYet,
-            jobs: HashMap::new(),
+            jobs: BTreeMap::new(),
             in_flight: 0,
             storing: 0,
             waiting: VecDeque::new(),

@@ -238,6 +238,7 @@ impl<P: Publish> Writer<P> {
             }
         };
         tokio::select! {
+            biased;
             command = command => match command {
                 Some(command) => self.take(command),
                 None => self.commands = None,

@@ -108,7 +108,10 @@ impl Collecting {
         let in_parts: HashSet<SegmentId> =
             base.iter().flat_map(|base| &base.parts).flat_map(|part| &part.segments).map(|(id, _)| *id).collect();
         let needed = |id| in_parts.contains(&id) || !self.deleted.contains(&id);
-        state.fold.prune(stamp.minus_ms(kept.as_millis() as u64), needed);
+        // By the log's own time: while nothing is written, the log objects of the last writers stay where they are, and a writer that was
+        // forgotten would begin anew with every listing, with a gap before the first that is left.
+        let before = state.fold.newest().minus_ms(kept.as_millis() as u64);
+        state.fold.prune(before, needed);
         Some(View {
             live: state.fold.live().map(|live| (live.record.id, (Arc::clone(&live.record), live.used))).collect(),
             removed: state.fold.removed().collect(),

@@ -309,3 +309,23 @@ async fn a_damaged_snapshot_is_replaced_by_the_one_before() {
         assert_eq!(reader.live(), live, "{what}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn while_nothing_is_written_nothing_is_folded_again_and_orphans_still_go() {
+    let bucket = Bucket::new();
+    let (mut a, b) = (Node::start(&bucket, 1), Node::start(&bucket, 2));
+    a.collect();
+    for _ in 0..6 {
+        b.store_object(&bucket, 3).await;
+        pause(1_500.0).await;
+    }
+    // Longer than tombstones and writers are kept.
+    pause(4.0 * HOUR).await;
+    let folded = a.shared.counters.logs_folded.get();
+    let orphan = a.shared.names.segment(SegmentId { writer: crate::object::id::WriterId(77), number: 1 });
+    bucket.put(&orphan, Bytes::from_static(b"nobody's")).await;
+    pause(4.0 * HOUR).await;
+    assert_eq!(a.shared.counters.logs_folded.get(), folded);
+    assert!(!bucket.has(&orphan).await);
+    assert_eq!((a.live().len(), found(&bucket, 9).await), (6, a.live()));
+}

@@ -280,6 +280,7 @@ fn shared(bucket: &Bucket, name: u64, time: TokioTime, config: ObjectConfig) -> 
         shape: SHAPE,
         names: Names::new("prefix", &SHAPE.namespace),
         label: None,
+        one_thread: false,
         region: Region::null(1, 4_096, 4_096),
         clock,
         wall,

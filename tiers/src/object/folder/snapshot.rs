@@ -92,11 +92,11 @@ pub(crate) async fn read_part(shared: &Shared, part: PartRef, deadline: Time) ->
     let bytes = shared.requests.get(Class::Sync, &path, part.bytes.min(MAX_PART_BYTES as u64), deadline).await?;
     let shape = shared.shape;
     // On another thread: this one takes the next part in meanwhile.
-    let decoded = tokio::task::spawn_blocking(move || {
+    let decoded = shared.compute(move || {
         part.check(&bytes)?;
         Part::decode(&shape, part.name(), &bytes)
     });
-    decoded.await.map_err(|_| Unread::Bad)?.map_err(|_| Unread::Bad)
+    decoded.await.ok_or(Unread::Bad)?.map_err(|_| Unread::Bad)
 }
 
 async fn read_whole(shared: &Shared, number: u64, deadline: Time) -> Result<(Fold, Base), Unread> {

@@ -162,6 +162,7 @@ impl Rig {
             shape,
             names: Names::new("prefix", &shape.namespace),
             label: None,
+            one_thread: false,
             region,
             wall: clock.clone(),
             clock,

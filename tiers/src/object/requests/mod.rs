@@ -30,6 +30,7 @@ use tokio::time::Instant;
 pub(crate) use self::body::Body;
 pub use self::error::RequestError;
 pub(crate) use self::watch::WatchedConnector;
+pub use self::watch::status_error;
 use super::budget::Budget;
 use super::counters::Counters;
 pub use super::limiter::Class;
@@ -149,7 +150,7 @@ impl Requests {
     }
 
     /// A number that is different each time: splitmix64 (Steele, Lea and Flood, 2014).
-    fn random(&self) -> u64 {
+    pub(super) fn random(&self) -> u64 {
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut z = self.inner.random.fetch_add(STEP, Ordering::Relaxed).wrapping_add(STEP);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

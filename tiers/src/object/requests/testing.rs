@@ -19,7 +19,7 @@ use object_store::{
 use terrace_config::ObjectConfig;
 use tokio::time::{Instant, sleep};
 
-use super::watch::StatusError;
+use super::watch::status_error;
 use crate::clock::{Clock, Time};
 use crate::object::wall::WallClock;
 
@@ -92,6 +92,8 @@ pub(crate) enum Wrong {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ignores {
     pub create: bool,
+    /// Says 501 to a conditional put.
+    pub refuses_create: bool,
     pub ranges: bool,
     pub after: bool,
 }
@@ -194,15 +196,6 @@ fn after<T>(wrong: Option<Wrong>, done: T) -> Result<T> {
     }
 }
 
-pub(crate) fn status_error(status: u16) -> Error {
-    let error = StatusError { status, code: String::new(), message: String::new() };
-    if status == 404 {
-        // The one that passes through to `object_store`'s own type.
-        return Error::NotFound { path: String::new(), source: Box::new(error) };
-    }
-    Error::Generic { store: "test", source: Box::new(HttpError::new(HttpErrorKind::Unknown, error)) }
-}
-
 fn reset() -> Error {
     let error = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
     Error::Generic { store: "test", source: Box::new(HttpError::new(HttpErrorKind::Interrupted, error)) }
@@ -218,6 +211,9 @@ impl fmt::Display for FaultyStore {
 impl ObjectStore for FaultyStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, mut options: PutOptions) -> Result<PutResult> {
         let (_active, wrong) = self.before(Op::Put).await?;
+        if self.ignores().refuses_create && options.mode == PutMode::Create {
+            return Err(status_error(501));
+        }
         if self.ignores().create {
             options.mode = PutMode::Overwrite;
         }

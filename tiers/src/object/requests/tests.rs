@@ -426,7 +426,7 @@ async fn the_probe_finds_what_a_store_ignores() {
     for create in [false, true] {
         for after in [false, true] {
             let rig = Rig::new(|_| {});
-            rig.store.ignore(Ignores { create, after, ranges: false });
+            rig.store.ignore(Ignores { create, after, ..Ignores::default() });
             let found = rig.requests.probe(&root, WriterId(5), rig.within(60 * SECOND)).await;
             assert_eq!(found, Ok(Abilities { conditional_create: !create, list_after: !after }));
             let left = rig.requests.list(&root, None, 10, rig.within(SECOND)).await;
@@ -439,9 +439,18 @@ async fn the_probe_finds_what_a_store_ignores() {
     assert!(matches!(&found, Err(RequestError::Failed(text)) if text.contains("ranges")), "{found:?}");
     // A store that does not know the condition says so.
     let rig = Rig::new(|_| {});
-    rig.store.plan(Op::Put, Wrong::Status(501), 5);
+    rig.store.ignore(Ignores { refuses_create: true, ..Ignores::default() });
     let found = rig.requests.probe(&root, WriterId(5), rig.within(60 * SECOND)).await;
     assert_eq!(found, Ok(Abilities { conditional_create: false, list_after: true }));
+    // One that is unwell for a while is not taken for it.
+    let rig = Rig::new(|_| {});
+    rig.store.plan(Op::Put, Wrong::Status(500), 5);
+    assert_eq!(rig.requests.probe(&root, WriterId(5), rig.within(60 * SECOND)).await, Ok(Abilities::ALL));
+    // Nor one in which an earlier probe that could remove nothing left its objects.
+    let rig = Rig::new(|_| {});
+    rig.store.plan(Op::Delete, Wrong::Status(403), 1);
+    assert!(rig.requests.probe(&root, WriterId(5), rig.within(60 * SECOND)).await.is_err());
+    assert_eq!(rig.requests.probe(&root, WriterId(5), rig.within(60 * SECOND)).await, Ok(Abilities::ALL));
     // A lost answer is no missing ability.
     let rig = Rig::new(|_| {});
     rig.store.plan(Op::Put, Wrong::StatusAfter(500), 1);

@@ -107,6 +107,17 @@ impl StatusError {
     }
 }
 
+/// What a client of this crate's gives for an answer of this status, without an error document: for stores that simulate a bucket.
+pub fn status_error(status: u16) -> object_store::Error {
+    let error = StatusError { status, code: String::new(), message: String::new() };
+    if status == 404 {
+        // The one that passes through to `object_store`'s own type.
+        return object_store::Error::NotFound { path: String::new(), source: Box::new(error) };
+    }
+    let error = HttpError::new(kind(&error), error);
+    object_store::Error::Generic { store: "S3", source: Box::new(error) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

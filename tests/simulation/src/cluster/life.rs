@@ -1,0 +1,66 @@
+//! One life of a node: the real manager over the real object tier, all of it on a runtime that stands still until it is told.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use object_store::path::Path;
+use terrace_primary::Region;
+use terrace_tiering::TieringOffloadingManager;
+use terrace_tiers::object::{ObjectOptions, ObjectTier, WriterId};
+
+use super::bucket::Bucket;
+use super::driver::Driver;
+use super::requests::Requests;
+use super::settings::{PREFIX, Settings};
+use super::view::View;
+use crate::memory;
+use crate::model::namespace_digest;
+use crate::rng::Rng;
+
+/// A running node.
+pub(crate) struct Life {
+    pub manager: TieringOffloadingManager,
+    pub driver: Driver,
+    pub region: Arc<Region>,
+    pub requests: Requests,
+    pub namespace: u8,
+}
+
+/// What a life starts with beside the settings.
+pub(crate) struct Start<'a> {
+    pub bucket: &'a Bucket,
+    pub node: usize,
+    /// Unique among all lives.
+    pub number: u64,
+    pub world: Duration,
+    pub off_ms: Arc<AtomicI64>,
+    pub namespace: u8,
+}
+
+impl Life {
+    /// Starts a node. Panics where the real one would refuse its configuration: settings are drawn legal.
+    pub fn start(settings: &Settings, rng: &mut Rng, start: Start<'_>) -> Self {
+        let Start { bucket, node, number, world, off_ms, namespace } = start;
+        let driver = Driver::new(world, off_ms, [1, 3, 61][rng.index(3)]);
+        let region = memory::region_of(&settings.config.geometry, node, rng);
+        let clock = Arc::new(driver.clock().clone());
+        let view = View { bucket: bucket.clone(), node, life: number, clock: driver.clock().clone() };
+        let options = ObjectOptions {
+            config: settings.object(),
+            name: "object".into(),
+            namespace: namespace_digest(namespace),
+            geometry: settings.config.geometry,
+            region: Arc::clone(&region),
+            clock: clock.clone(),
+            wall: clock.clone(),
+        };
+        let (writer, seed) = (WriterId(rng.next()), rng.next());
+        let host = |half| driver.host(half);
+        let tier = ObjectTier::with_host(options, Arc::new(view), &Path::from(PREFIX), writer, seed, host);
+        let tier = tier.unwrap_or_else(|error| panic!("the tier does not open: {error}"));
+        let manager = TieringOffloadingManager::new(&settings.config, vec![Box::new(tier)], clock);
+        let manager = manager.unwrap_or_else(|error| panic!("the manager does not start: {error}"));
+        Self { manager, driver, region, requests: Requests::new(), namespace }
+    }
+}

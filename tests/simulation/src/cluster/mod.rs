@@ -1,0 +1,74 @@
+//! Several nodes on one bucket.
+//!
+//! Each node is the real manager over the real [`ObjectTier`](terrace_tiers::object::ObjectTier), with a paused runtime and clocks of
+//! its own; the bucket is a table with faults. One thread runs all of them in turn, a few milliseconds each, so that one seed
+//! decides everything.
+//!
+//! | module | role |
+//! |---|---|
+//! | `clock`, `driver` | virtual time of a node, and running its tasks until then |
+//! | `bucket`, `view`, `upload` | objects; the way to them, with its faults |
+//! | `ledger` | what a bucket's log says, and what must follow from it |
+//! | `life`, `requests` | one process, its engine |
+//! | `world`, `ending` | what happens to nodes; how a run ends |
+//! | [`faults`], `settings`, `panics` | what goes wrong, what a seed decides once, panics that tasks hide |
+
+mod bucket;
+mod clock;
+mod driver;
+mod ending;
+pub mod faults;
+mod ledger;
+mod life;
+mod panics;
+mod requests;
+pub(crate) mod settings;
+mod upload;
+mod view;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use self::settings::Settings;
+use self::world::World;
+use crate::failure::{Failure, Reason};
+use crate::rng::Rng;
+use crate::run::{Outcome, Run, panic_text};
+use crate::trace::SharedTrace;
+
+/// Runs one seed to its end or to its first failure.
+pub(crate) fn run(run: &Run) -> Outcome {
+    let trace = SharedTrace::new(run.print);
+    let mut rng = Rng::new(run.seed);
+    let mut settings = Settings::draw(&mut rng.fork("cluster settings"), run.faults);
+    settings.namespaces = settings.namespaces.min(settings.nodes as u8);
+    run.off.apply_to_cluster(&mut settings);
+    trace.add(format_args!("{settings:?}"));
+    let mut world = World::new(settings, rng.fork("cluster"), trace.clone());
+    let mut step = 0;
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        for _ in 0..run.steps {
+            step += 1;
+            world.step()?;
+        }
+        world.come_to_rest()?;
+        world.collect()?;
+        world.read_back()
+    }));
+    let result = end.unwrap_or_else(|panic| Err(Reason::Panic(panic_text(&*panic))));
+    for node in 0..world.nodes.len() {
+        world.count_life(node);
+    }
+    let mut counts = std::mem::take(&mut world.counts);
+    {
+        let bucket = world.bucket.lock();
+        counts.others.insert("requests", bucket.requests);
+        for (kind, times) in bucket.faults.struck().filter(|(_, times)| *times > 0) {
+            counts.others.insert(kind.name(), times);
+        }
+    }
+    (counts.seeds, counts.steps) = (1, u64::from(step));
+    trace.add(format_args!("{counts:?}"));
+    let failure = result.err().map(|reason| Failure { run: *run, step, reason });
+    Outcome { digest: trace.digest(), counts, failure }
+}
