@@ -21,8 +21,8 @@ const OTHER_LISTS: f64 = 20.0;
 /// Conversations: an odd number, so that two nodes that are dealt one request in turn each get every other turn of each.
 const CONVERSATIONS: u64 = 9;
 const TURNS: u64 = 4;
-/// What a turn adds to the prompt: some hundred tokens.
-const TURN_BLOCKS: u64 = 32;
+/// What a turn adds to the prompt: some hundred tokens, in two segments.
+const TURN_BLOCKS: u64 = 30;
 /// System prompts that they share.
 const SYSTEM_PROMPTS: u64 = 2;
 const SYSTEM_BLOCKS: u64 = 64;

@@ -221,6 +221,7 @@ fn run(line: &str, within: Duration) -> io::Result<Vec<u8>> {
 
 /// Waits for a command as long as it may take. What it has left behind in its group may still hold the pipe: the end of the command
 /// counts, not that of the pipe.
+#[allow(clippy::disallowed_methods, reason = "a real process is waited for, before there is a tier")]
 fn printed_by(child: &mut Child, within: Duration) -> io::Result<Vec<u8>> {
     let mut pipe = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     rustix::io::ioctl_fionbio(&pipe, true)?;

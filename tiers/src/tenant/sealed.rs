@@ -465,6 +465,7 @@ impl SecondaryTier for SealedTier {
         self.inner.touch(keys);
     }
 
+    #[allow(clippy::disallowed_methods, reason = "the last moment of a real thread")]
     fn shutdown(&mut self, within: Duration) {
         let until = self.clock.now().plus(within);
         self.closed = true;
