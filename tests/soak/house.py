@@ -18,6 +18,8 @@ PRIMARY_BLOCKS, BLOCK_BYTES = 2_048, 65_536
 # Beside the region: the daemon, its threads, staging memory of the object tier, RocksDB, page cache of its logs.
 OWN_BYTES = 512 << 20
 CGROUP = pathlib.Path("/sys/fs/cgroup/memory/terrace-soak")
+# In the trace.
+TRACE_REQUESTS = 12_031
 # Between looks at the disk's use.
 USAGE_S = 4.0
 
@@ -125,8 +127,8 @@ class Engine:
     def __init__(self, house, part, parts):
         self.house, self.part, self.parts, self.number, self.killed = house, part, parts, 0, 0
         self.reports, self.process, self._ended, self._stops = [], None, 0, False
-        # Replays that found no daemon when they began.
-        self.not_begun = 0
+        # Replays that found no daemon when they began, and requests that did not end in one that went to its end.
+        self.not_begun = self.lost = 0
 
     def start(self):
         self.number += 1
@@ -150,6 +152,8 @@ class Engine:
             report = json.loads(text)
             self.reports.append({**report, "status": self.process.returncode})
             self._ended += report["requests"]
+            if not self._stops:
+                self.lost += (TRACE_REQUESTS - self.part) // self.parts + 1 - report["requests"]
         elif self.process.returncode != -signal.SIGKILL:
             self.not_begun += 1
         if self.process.returncode not in (0, -signal.SIGKILL):
