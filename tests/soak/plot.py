@@ -2,7 +2,7 @@
 
 import html
 
-WIDTH, LEFT, RIGHT, HEIGHT, GAP, TOP = 1_000, 90, 20, 110, 26, 34
+WIDTH, LEFT, RIGHT, HEIGHT, GAP, TOP = 1_000, 90, 34, 110, 26, 46
 MB = 1 << 20
 # Title, unit, what a sample's value is divided by, and the lines.
 PANELS = (
@@ -50,7 +50,7 @@ def draw(samples, faults):
             legend += 7 * len(label) + 20
             out += [f'<polyline fill="none" stroke="{colour}" stroke-width="1.2" points="{points}"/>' for points in _runs(samples, key, scale, highest, across, top)]
     for share in (0, 0.25, 0.5, 0.75, 1):
-        out.append(f'<text x="{across(end * share):.1f}" y="{height - 8}" text-anchor="middle">{end * share / 60:.0f} min</text>')
+        out.append(f'<text x="{across(end * share):.1f}" y="{height - 8}" text-anchor="middle">{end * share / 60:.3g} min</text>')
     return "\n".join(out) + "\n</svg>\n"
 
 
