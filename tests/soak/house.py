@@ -85,7 +85,7 @@ class House:
 
     def squeeze(self):
         """As little memory as it uses now, and a megabyte."""
-        (CGROUP / "memory.force_empty").write_text("0") if (CGROUP / "memory.force_empty").exists() else None
+        (CGROUP / "memory.force_empty").write_text("0")
         used = int((CGROUP / "memory.usage_in_bytes").read_text())
         try:
             (CGROUP / "memory.limit_in_bytes").write_text(str(used + (1 << 20)))

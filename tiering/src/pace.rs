@@ -79,7 +79,9 @@ impl Pace {
         let level = level_of(blocks);
         // When it was done is known to lie between two polls: what the engine did meanwhile is not the tier's time.
         let (least, most) = (self.polled_before.since(since), now.since(since));
+        // Without a time after which it counts nothing is slow: one late job would be enough.
         let is_slow = self.slow_factor > 0
+            && !self.stall.is_zero()
             && self.expected(level).is_some_and(|usual| least > usual.saturating_mul(self.slow_factor));
         if !is_slow {
             self.slow_for = Duration::ZERO;
@@ -183,8 +185,11 @@ mod tests {
             assert_eq!(job(&mut new, &mut now, 2, 1), Speed::Usual);
         }
         assert_eq!(job(&mut new, &mut now, 9_000, 1), Speed::Usual);
+        let mut without_stall = pace(30);
+        without_stall.stall = Duration::ZERO;
         for millis in [2, 2, 2, 2, 2, 2, 2, 2, 9_000, 9_000] {
             assert_eq!(job(&mut unasked, &mut now, millis, 1), Speed::Usual);
+            assert_eq!(job(&mut without_stall, &mut now, millis, 1), Speed::Usual);
         }
     }
 
