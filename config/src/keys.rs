@@ -268,14 +268,14 @@ static BREAKER: [Key<Draft>; 4] = [
         Form::Time,
         secs(5),
         |d| Place::Time(&mut d.config.breaker.cooldown),
-        "How long it stays off before one job is let through to try it. Twice as long after each that failed, eight times at most.",
+        "How long it stays off before jobs are let through to try it, one at first. Twice as long after each that failed, eight times at most.",
     ),
     row(
         "slow_factor",
         count(0, 1_000_000),
-        number(30),
+        number(10),
         |d| Place::Count(&mut d.config.breaker.slow_factor),
-        "A tier whose loads take this many times as long as they used to, for `stall` in all, is switched off too. 0: never.",
+        "A tier whose loads all take this many times as long as they used to, for `stall`, is switched off too. 0: never.",
     ),
     row(
         "stall",

@@ -145,9 +145,10 @@ pub struct Deadlines {
 pub struct BreakerConfig {
     /// Failed jobs in a row that open the breaker.
     pub failures: u32,
-    /// How long it stays open before one probe is let through; twice as long after each probe that failed, eight times at most.
+    /// How long it stays open before a probe is let through, and then one more at a time with each that is good; twice as long after each that
+    /// failed, eight times at most.
     pub cooldown: Duration,
-    /// Loads that take so many times as long as the tier's own usual are slow; those in a row that took `stall` together open it. 0: none is.
+    /// Loads that take so many times as long as the tier's own usual are slow; nothing but such loads for `stall` opens it. 0: none is.
     pub slow_factor: u32,
     /// How long a tier may answer nothing at all while it loads. Zero: as long as deadlines let it.
     pub stall: Duration,

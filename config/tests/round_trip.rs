@@ -446,7 +446,7 @@ fn what_is_left_out_has_its_default() {
             pin: secs(300),
             drain: secs(30),
         },
-        breaker: BreakerConfig { failures: 5, cooldown: secs(5), slow_factor: 30, stall: secs(2) },
+        breaker: BreakerConfig { failures: 5, cooldown: secs(5), slow_factor: 10, stall: secs(2) },
         copy: CopyConfig {
             engine: CopyChoice::Auto,
             devices: Vec::new(),

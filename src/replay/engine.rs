@@ -32,6 +32,8 @@ const IDLE_SLEEP: Duration = Duration::from_micros(50);
 pub struct EngineOptions {
     pub concurrency: usize,
     pub step_tokens: u32,
+    /// Of the modelled GPU; `None`: computing takes no time of its own.
+    pub prefill_tokens_per_second: Option<u64>,
     pub decode_steps: u32,
     pub tokens_per_block: u32,
     pub groups: Vec<GroupKind>,
@@ -56,6 +58,8 @@ pub struct Engine {
     /// Finished, their GPU blocks held by a store.
     pub(super) held: HashMap<RequestId, Vec<GpuBlock>>,
     pub(super) plan: StepPlan,
+    /// Blocks whose computing took its time.
+    pub(super) blocks_paid: u64,
     /// What this step computes: place in `requests`, and the blocks.
     pub(super) computed: Vec<(usize, Range<u32>)>,
     pub(super) events: Vec<terrace_tiering::Event>,
@@ -90,6 +94,7 @@ impl Engine {
             requests: Vec::new(),
             held: HashMap::new(),
             plan: StepPlan::default(),
+            blocks_paid: 0,
             computed: Vec::new(),
             events: Vec::new(),
             start: Instant::now(),

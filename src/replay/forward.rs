@@ -1,6 +1,7 @@
 //! The computing half of a step: what is computed, what was loaded, who ends. Every byte is compared here.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use terrace_connector::{ConnectorOutput, GpuBlock, RequestId};
@@ -9,8 +10,9 @@ use super::engine::Engine;
 use super::request::State;
 
 impl Engine {
-    /// The forward pass: writes the scheduled blocks.
+    /// The forward pass: writes the scheduled blocks, in the time that the modelled GPU takes for them and for what failed loads left to it.
     pub(super) fn compute(&mut self) -> Result<()> {
+        let begun = Instant::now();
         for (at, blocks) in std::mem::take(&mut self.computed) {
             let request = &self.requests[at];
             for place in blocks {
@@ -21,6 +23,13 @@ impl Engine {
                 }
                 self.counts.computed_blocks += 1;
             }
+        }
+        let blocks = self.counts.computed_blocks + self.counts.recomputed_blocks;
+        let tokens =
+            (blocks - std::mem::replace(&mut self.blocks_paid, blocks)) * u64::from(self.options.tokens_per_block);
+        if let Some(rate) = self.options.prefill_tokens_per_second {
+            let takes = Duration::from_secs_f64(tokens as f64 / rate as f64);
+            std::thread::sleep(takes.saturating_sub(begun.elapsed()));
         }
         Ok(())
     }

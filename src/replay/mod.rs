@@ -71,6 +71,7 @@ pub fn run(options: &ReplayOptions) -> Result<ExitCode> {
     let engine_options = EngineOptions {
         concurrency: options.concurrency as usize,
         step_tokens: options.step_tokens,
+        prefill_tokens_per_second: options.prefill_tokens_per_second,
         decode_steps: options.decode_steps,
         tokens_per_block,
         groups: rig::groups(options, &config),

@@ -141,6 +141,10 @@ pub struct ReplayOptions {
     /// Tokens that one engine step computes at most; the default computes whole prompts
     #[arg(long, default_value_t = 1_048_576, value_parser = clap::value_parser!(u32).range(1..))]
     pub step_tokens: u32,
+    /// Tokens that the modelled GPU computes a second: a step takes as long. Without it computing takes no longer than filling the blocks, and
+    /// no cache is as fast
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub prefill_tokens_per_second: Option<u64>,
     /// Steps in which a request generates before it ends
     #[arg(long, default_value_t = 2)]
     pub decode_steps: u32,

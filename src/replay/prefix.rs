@@ -75,6 +75,7 @@ mod tests {
         EngineOptions {
             concurrency: 1,
             step_tokens: 16,
+            prefill_tokens_per_second: None,
             decode_steps: 0,
             tokens_per_block: 16,
             groups,

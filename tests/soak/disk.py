@@ -23,9 +23,9 @@ def _run(*command, **arguments):
 
 
 class Disk:
-    """`megabytes` large, mounted at `self.path`. Nothing of it is left at the end."""
+    """`megabytes` large, mounted at `self.path`. Nothing of it is left at the end. One that `forgets` has a cache of writes that `lose_power` empties."""
 
-    def __init__(self, place, megabytes):
+    def __init__(self, place, megabytes, forgets=False):
         if os.geteuid() != 0:
             lab.refuse("a sick disk needs root: loop devices and mounts")
         if not os.access("/dev/fuse", os.W_OK):
@@ -34,26 +34,52 @@ class Disk:
         self._place = pathlib.Path(place)
         self._place.mkdir(parents=True)
         self.path, self._socket, self._served = self._place / "mounted", self._place / "nbd.sock", self._place / "served"
-        self._device, self._ballast = None, self.path / "ballast"
+        self._device, self._ballast, self._forgets = None, self.path / "ballast", forgets
+        self._server = self._fuse = None
         self._fails, self._rate, self._pause = self._place / "fails", self._place / "rate", self._place / "pause.sock"
-        image = self._place / "image"
-        with image.open("wb") as file:
+        self._image = self._place / "image"
+        with self._image.open("wb") as file:
             file.truncate(megabytes << 20)
         self._rate.write_text("0\n")
         self._served.touch()
         self.path.mkdir()
-        atexit.register(self.end)
-        # The order is the way of a request: a pause holds it before anything else does.
         self._log = (self._place / "log").open("w")
+        atexit.register(self.end)
+        self._attach()
+        # Without a journal an error of the device does not remount it read-only, which is a fault of its own here.
+        _run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=0", self._device)
+        _run("mount", "-o", "errors=continue", self._device, self.path)
+
+    def _attach(self):
+        # The order is the way of a request: a pause holds it before anything else does.
+        filters = [f"--filter={name}" for name in ("pause", "error", "rate", *(["cache"] if self._forgets else []))]
         self._server = lab.spawn(
-            ["nbdkit", "--foreground", "--unix", self._socket, "--filter=pause", "--filter=error", "--filter=rate", "file", image,
-             "error=EIO", "error-rate=100%", f"error-file={self._fails}", f"rate-file={self._rate}", f"pause-control={self._pause}"], stderr=self._log)
+            ["nbdkit", "--foreground", "--unix", self._socket, *filters, "file", self._image, "error=EIO", "error-rate=100%",
+             f"error-file={self._fails}", f"rate-file={self._rate}", f"pause-control={self._pause}", *(["cache=writeback"] if self._forgets else [])],
+            stderr=self._log)
         lab.until("nbdkit", self._socket.exists)
         self._fuse = lab.spawn(["nbdfuse", self._served, "--unix", self._socket], stderr=self._log)
         lab.until("nbdfuse", lambda: self._served.stat().st_size)
         self._device = _run("losetup", "--direct-io=on", "--find", "--show", self._served, stdout=subprocess.PIPE).stdout.strip()
-        # Without a journal an error of the device does not remount it read-only, which is a fault of its own here.
-        _run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=0", self._device)
+
+    def _detach(self):
+        for command in (["umount", "--lazy", self.path], *([["losetup", "--detach", self._device]] if self._device else []),
+                        ["fusermount3", "-u", "-z", self._served]):
+            subprocess.run([str(word) for word in command], check=False, stderr=subprocess.DEVNULL)
+        for child in (self._fuse, self._server):
+            if child and child.poll() is None:
+                child.kill()
+                child.wait()
+
+    def lose_power(self):
+        """What was written since the last flush is gone, as far as the disk had not got round to it. Nobody may have a file of it open."""
+        self._server.kill()
+        self._server.wait()
+        self._detach()
+        self._socket.unlink(missing_ok=True), self._pause.unlink(missing_ok=True)
+        self._attach()
+        # What the file system lost is found out by looking; without a journal that is much.
+        subprocess.run(["e2fsck", "-f", "-y", self._device], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _run("mount", "-o", "errors=continue", self._device, self.path)
 
     def fail(self, fails=True):
@@ -104,17 +130,11 @@ class Disk:
         return room.f_bfree * room.f_frsize
 
     def end(self):
-        if self._server.poll() is None:
+        if self._server and self._server.poll() is None:
             self.fail(False)
             self.slow()
             try:
                 self.hang(False)
             except OSError:
                 pass
-        for command in (["umount", "--lazy", self.path], *([["losetup", "--detach", self._device]] if self._device else []),
-                        ["fusermount3", "-u", "-z", self._served]):
-            subprocess.run([str(word) for word in command], check=False, stderr=subprocess.DEVNULL)
-        for child in (self._fuse if hasattr(self, "_fuse") else None, self._server):
-            if child and child.poll() is None:
-                child.kill()
-                child.wait()
+        self._detach()

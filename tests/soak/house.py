@@ -1,15 +1,19 @@
 """The system under a soak: a daemon with its tiers, and engines that replay through it."""
 
+import atexit
 import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
+import subprocess
 import threading
 import time
 import urllib.request
 
+from damage import Damage
 from disk import lab
 import faults
 
@@ -18,6 +22,8 @@ PRIMARY_BLOCKS, BLOCK_BYTES = 2_048, 65_536
 # Beside the region: the daemon, its threads, staging memory of the object tier, RocksDB, page cache of its logs.
 OWN_BYTES = 512 << 20
 CGROUP = pathlib.Path("/sys/fs/cgroup/memory/terrace-soak")
+# Of the Debian package faketime.
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 # In the trace.
 TRACE_REQUESTS = 12_031
 # Between looks at the disk's use.
@@ -29,6 +35,7 @@ class House:
 
     def __init__(self, work, out, disk):
         self.out, self.disk, self.lives, self.process = out, disk, 0, None
+        subprocess.run([lab.ROOT / "scripts/packages", "faketime"], check=True)
         self.socket, self._config = work / "terrace.sock", work / "terrace.toml"
         self.server = lab.Server(work / "server", PORT)
         self.proxy = lab.Proxy(self.server, PORT + 10)
@@ -38,18 +45,22 @@ class House:
             f'[server]\nsocket = "{self.socket}"\nmetrics = "127.0.0.1:{METRICS_PORT}"\n'
             f'[[tier]]\ntype = "nvme"\npaths = ["{disk.path}/terrace"]\ncapacity = {faults.NVME_BYTES}\n'
             + lab.object_tier(self.proxy.endpoint, self.server.bucket, "soak").replace('"64GiB"', str(faults.BUCKET_BYTES)))
+        self.damage = Damage(disk.path / "terrace")
+        self._time, self._hard = out / "time", None
         self.usage = Usage(disk.path / "terrace")
         self._limit = PRIMARY_BLOCKS * BLOCK_BYTES + OWN_BYTES
         if CGROUP.parent.is_dir():
             CGROUP.mkdir(exist_ok=True)
+            atexit.register(self.end)
             (CGROUP / "memory.limit_in_bytes").write_text(str(self._limit))
         else:
             lab.refuse(f"no {CGROUP.parent}: the daemon's memory limit needs the memory controller of version 1")
 
-    def start(self):
+    def start(self, more=None):
+        """`more`: of its environment."""
         self.lives += 1
         log = (self.out / f"daemon-{self.lives}.log").open("w")
-        environment = {**os.environ, "AWS_ACCESS_KEY_ID": lab.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": lab.SECRET_KEY}
+        environment = {**os.environ, "AWS_ACCESS_KEY_ID": lab.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": lab.SECRET_KEY, **(more or {})}
         # In its cgroup from the first page on.
         enter = f'echo $$ > {CGROUP}/cgroup.procs; exec "$0" "$@"'
         self.process = lab.spawn(["sh", "-c", enter, lab.binary("TERRACE_BIN", "terrace"), "serve", "--config", self._config],
@@ -71,6 +82,13 @@ class House:
                 return False
         return True
 
+    def end(self):
+        """The daemon and its cgroup are gone."""
+        if self.process:
+            self.freeze(False)
+            self.kill()
+        CGROUP.rmdir()
+
     def kill(self):
         self.process.kill()
         self.process.wait()
@@ -78,6 +96,26 @@ class House:
     def without_daemon(self, work):
         self.kill()
         work()
+        self.start()
+
+    def descriptors(self, more):
+        """It may open so many more; None: as many as ever."""
+        if self._hard is None:
+            self._hard = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)[1]
+        now = self._hard if more is None else len(os.listdir(f"/proc/{self.process.pid}/fd")) + more
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (now, self._hard))
+
+    def lie_about_time(self):
+        """A daemon whose clock is right at first, a day ahead soon, and then a month back."""
+        self._time.write_text("+0\n")
+        self.kill()
+        self.start({"LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(self._time), "FAKETIME_CACHE_DURATION": "1",
+                    "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"})
+        for after, text in ((2.0, "+1d"), (4.0, "-30d")):
+            threading.Timer(after, self._time.write_text, [text + "\n"]).start()
+
+    def tell_the_time(self):
+        self.kill()
         self.start()
 
     def freeze(self, frozen):

@@ -16,7 +16,7 @@ PANELS = (
     ("breakers: 0 in use, 1 probing, 2 off", "", 1, (("breaker_nvme", "NVMe"), ("breaker_object", "object"))),
 )
 COLOURS = ("#1f5fa8", "#c8541c", "#3b8a3e", "#8a3b86")
-SHADES = {"disk": "#f6d9c4", "server": "#d6e3f3", "network": "#dcd6f0", "memory": "#f3e6b5", "daemon": "#e3e3e3", "engine": "#d8ecd5"}
+SHADES = {"disk": "#f6d9c4", "files": "#f3cfd6", "clock": "#cfe9e6", "server": "#d6e3f3", "network": "#dcd6f0", "memory": "#f3e6b5", "daemon": "#e3e3e3", "engine": "#d8ecd5"}
 
 
 def draw(samples, faults):

@@ -1,5 +1,6 @@
-//! Switches a sick tier off, and lets one job through now and then to see whether it has recovered. Each of these that fails doubles the time to
-//! the next, for the request that waits for it is worse off than without the tier.
+//! Switches a sick tier off, and lets jobs through now and then to see whether it has recovered: one at first, then one more at a time with each that
+//! is good, for a device that is slow serves a single job well enough. When one fails the time to the next doubles: requests that wait for it are
+//! worse off than without the tier.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ pub enum BreakerState {
     Closed,
     /// Off until its cooldown is over.
     Open,
-    /// One job may go, or is on its way; its result decides.
+    /// A few jobs may go, or are on their way; their results decide.
     HalfOpen,
 }
 
@@ -32,13 +33,16 @@ pub(crate) enum Verdict {
 
 /// How often the time between probes is doubled.
 const DOUBLINGS: u32 = 3;
+/// Probes that have to be good. As many may be on their way as were good so far, and one.
+const PROBES: usize = 8;
 
 pub(crate) struct Breaker {
     failures: u32,
     cooldown: Duration,
     state: State,
-    /// Times that it opened since it was closed.
+    /// Times that it opened without having been closed for long.
     in_row: u32,
+    closed_at: Time,
     /// Times it opened.
     pub opened: u64,
 }
@@ -46,13 +50,14 @@ pub(crate) struct Breaker {
 enum State {
     Closed { failed_in_row: u32 },
     Open { until: Time },
-    HalfOpen { probe: Option<u64> },
+    HalfOpen { good: usize, probes: Vec<u64> },
 }
 
 impl Breaker {
     pub fn new(config: &BreakerConfig) -> Self {
         let state = State::Closed { failed_in_row: 0 };
-        Self { failures: config.failures.max(1), cooldown: config.cooldown, state, in_row: 0, opened: 0 }
+        let failures = config.failures.max(1);
+        Self { failures, cooldown: config.cooldown, state, in_row: 0, closed_at: Time::default(), opened: 0 }
     }
 
     /// Whether a job may go now.
@@ -60,9 +65,9 @@ impl Breaker {
         if let State::Open { until } = self.state
             && now >= until
         {
-            self.state = State::HalfOpen { probe: None };
+            self.state = State::HalfOpen { good: 0, probes: Vec::new() };
         }
-        matches!(self.state, State::Closed { .. } | State::HalfOpen { probe: None })
+        !matches!(self.state, State::Open { .. }) && !self.is_probing()
     }
 
     /// Whether it is off, and its cooldown is not over.
@@ -72,8 +77,8 @@ impl Breaker {
 
     /// A job went.
     pub fn submitted(&mut self, job: u64) {
-        if let State::HalfOpen { probe } = &mut self.state {
-            *probe = Some(job);
+        if let State::HalfOpen { probes, .. } = &mut self.state {
+            probes.push(job);
         }
     }
 
@@ -88,19 +93,16 @@ impl Breaker {
                 *failed_in_row = 0;
                 false
             }
-            (State::HalfOpen { probe }, verdict) if *probe == Some(job) => match verdict {
-                Verdict::Bad => true,
-                // The tier answered in time: that is what the probe was to find out.
-                Verdict::Good | Verdict::Neutral => {
+            (State::HalfOpen { good, probes }, verdict) if probes.contains(&job) => {
+                probes.retain(|probe| *probe != job);
+                // A tier that answered in time: that is what the probe was to find out.
+                *good += usize::from(matches!(verdict, Verdict::Good | Verdict::Neutral));
+                if *good >= PROBES {
                     self.state = State::Closed { failed_in_row: 0 };
-                    self.in_row = 0;
-                    false
+                    self.closed_at = now;
                 }
-                Verdict::Withdrawn => {
-                    *probe = None;
-                    false
-                }
-            },
+                verdict == Verdict::Bad
+            }
             // Jobs from before it opened prove nothing about now.
             _ => false,
         };
@@ -120,20 +122,26 @@ impl Breaker {
     }
 
     fn open(&mut self, now: Time) {
+        // It has been well for longer than it is ever off.
+        if matches!(self.state, State::Closed { .. })
+            && now.since(self.closed_at) > self.cooldown.saturating_mul(1 << DOUBLINGS)
+        {
+            self.in_row = 0;
+        }
         let cooldown = self.cooldown.saturating_mul(1 << self.in_row.min(DOUBLINGS));
         self.state = State::Open { until: now.plus(cooldown) };
         self.in_row = self.in_row.saturating_add(1);
         self.opened += 1;
     }
 
-    /// Whether one job is on its way whose result decides.
+    /// Whether as many jobs are on their way as may be before their results are known.
     pub fn is_probing(&self) -> bool {
-        matches!(self.state, State::HalfOpen { probe: Some(_) })
+        matches!(&self.state, State::HalfOpen { good, probes } if probes.len() > *good)
     }
 
-    /// Whether this job is that one.
+    /// Whether this job is one of those whose results decide.
     pub fn is_probe(&self, job: u64) -> bool {
-        matches!(self.state, State::HalfOpen { probe: Some(probe) } if probe == job)
+        matches!(&self.state, State::HalfOpen { probes, .. } if probes.contains(&job))
     }
 
     pub fn state(&self) -> BreakerState {
@@ -155,7 +163,7 @@ mod tests {
         Breaker::new(&BreakerConfig {
             failures: 3,
             cooldown: Duration::from_secs(5),
-            slow_factor: 30,
+            slow_factor: 10,
             stall: Duration::from_secs(2),
         })
     }
@@ -180,25 +188,49 @@ mod tests {
         assert!(breaker.allows(Time(5 * SECOND)));
     }
 
+    /// So many probes that went well, one after the other.
+    fn good(breaker: &mut Breaker, probes: u64, now: Time) {
+        for job in 1_000..1_000 + probes {
+            assert!(breaker.allows(now));
+            breaker.submitted(job);
+            assert!(breaker.is_probe(job) && !breaker.ended(job, Verdict::Good, now));
+        }
+    }
+
     #[test]
-    fn one_probe_decides() {
+    fn the_first_probe_is_alone() {
         let now = Time(5 * SECOND);
         for (verdict, state) in [
             (Verdict::Bad, BreakerState::Open),
-            (Verdict::Good, BreakerState::Closed),
-            (Verdict::Neutral, BreakerState::Closed),
+            (Verdict::Good, BreakerState::HalfOpen),
+            (Verdict::Neutral, BreakerState::HalfOpen),
             (Verdict::Withdrawn, BreakerState::HalfOpen),
         ] {
             let mut breaker = opened();
             assert!(breaker.allows(now));
             breaker.submitted(9);
-            assert!(!breaker.allows(now), "one probe at a time");
+            assert!(!breaker.allows(now), "one probe at first");
             breaker.ended(2, Verdict::Good, now); // an older job's result is no probe's
-            assert_eq!(breaker.state(), BreakerState::HalfOpen);
+            assert!(!breaker.allows(now));
             breaker.ended(9, verdict, now);
-            assert_eq!(breaker.state(), state);
-            assert_eq!(breaker.allows(now), verdict != Verdict::Bad);
+            assert_eq!((breaker.state(), breaker.allows(now)), (state, verdict != Verdict::Bad));
         }
+    }
+
+    #[test]
+    fn each_good_probe_lets_one_more_through_until_it_is_closed() {
+        let (mut breaker, now) = (opened(), Time(5 * SECOND));
+        for probes in 1..=PROBES as u64 {
+            assert_eq!(breaker.state(), if probes == 1 { BreakerState::Open } else { BreakerState::HalfOpen });
+            for job in 0..probes {
+                assert!(breaker.allows(now), "{job} of {probes}");
+                breaker.submitted(job);
+            }
+            assert!(!breaker.allows(now), "no more than {probes}");
+            (1..probes).for_each(|job| assert!(!breaker.ended(job, Verdict::Withdrawn, now)));
+            assert!(!breaker.ended(0, Verdict::Good, now));
+        }
+        assert_eq!(breaker.state(), BreakerState::Closed);
     }
 
     #[test]
@@ -207,17 +239,18 @@ mod tests {
         for seconds in [5, 10, 20, 40, 40] {
             assert!(!breaker.allows(Time(now.0 + seconds * SECOND - 1)));
             now = Time(now.0 + seconds * SECOND);
-            assert!(breaker.allows(now));
-            breaker.submitted(now.0);
-            assert!(breaker.is_probe(now.0) && breaker.trip(now) && !breaker.trip(now));
+            good(&mut breaker, 3, now);
+            breaker.submitted(1);
+            assert!(breaker.trip(now) && !breaker.trip(now));
         }
-        now = Time(now.0 + 40 * SECOND);
-        assert!(breaker.allows(now));
-        breaker.submitted(1);
-        breaker.ended(1, Verdict::Good, now);
-        assert!(
-            breaker.trip(now) && breaker.allows(Time(now.0 + 5 * SECOND)),
-            "a probe that went well forgets all that"
-        );
+        for (closed_for, seconds) in [(40, 40), (41, 5)] {
+            now = Time(now.0 + 40 * SECOND);
+            good(&mut breaker, PROBES as u64, now);
+            assert_eq!(breaker.state(), BreakerState::Closed);
+            now = Time(now.0 + closed_for * SECOND);
+            assert!(breaker.trip(now));
+            assert_eq!(breaker.allows(Time(now.0 + seconds * SECOND - 1)), false, "{closed_for} s are soon");
+            assert!(breaker.allows(Time(now.0 + seconds * SECOND)));
+        }
     }
 }

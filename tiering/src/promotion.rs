@@ -74,7 +74,7 @@ impl TieringOffloadingManager {
         Lookup::Pending
     }
 
-    /// Submits one load per request that waits for `tier`. If one alone may go to find out how the tier is, nobody else waits for the result.
+    /// Submits one load per request that waits for `tier`. If a few alone may go to find out how the tier is, nobody else waits for the results.
     pub(crate) fn submit_promotions(&mut self, tier: usize, now: Time) {
         while self.tiers[tier].queued.front().is_some() {
             if !self.tiers[tier].accepts(now) {

@@ -325,3 +325,22 @@ fn a_server_that_is_gone_is_a_reset() {
     let proxy = Proxy::start(gone).expect("a proxy");
     assert_eq!(ask(&mut connect(proxy.address()), "GET", KEY, "", b""), Err(ErrorKind::ConnectionReset));
 }
+
+#[test]
+fn a_stale_listing_is_the_first_one_until_all_is_cleared() {
+    let bench = Bench::new();
+    let list = |prefix: &str| {
+        let path = format!("/bucket?list-type=2&prefix={prefix}");
+        ask(&mut connect(bench.proxy.address()), "GET", &path, "", b"").expect("an answer").body
+    };
+    let change = |to: &'static [u8]| bench.origin.seen().objects.insert("/bucket".to_owned(), to.into());
+    let rule = bench.only(Fault::StaleList);
+    change(b"first");
+    assert_eq!(list("a"), b"first");
+    change(b"second");
+    assert_eq!((list("a"), list("b"), bench.requests()), (b"first".to_vec(), b"second".to_vec(), 2));
+    assert_eq!(bench.proxy.applied(rule), 1, "where there is something to be stale");
+    assert_eq!(bench.get().expect("an answer").body, bench.object, "objects are as they are");
+    bench.only(Fault::StaleList);
+    assert_eq!(list("a"), b"second");
+}

@@ -61,7 +61,7 @@ pub fn config(blocks: u32) -> Config {
             pin: 300 * SECOND,
             drain: 30 * SECOND,
         },
-        breaker: BreakerConfig { failures: 3, cooldown: 5 * SECOND, slow_factor: 30, stall: 2 * SECOND },
+        breaker: BreakerConfig { failures: 3, cooldown: 5 * SECOND, slow_factor: 10, stall: 2 * SECOND },
         tenants: Vec::new(),
         tiers: Vec::new(),
     }

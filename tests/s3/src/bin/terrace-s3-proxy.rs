@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 /// `fail SHARE [STATUS]`, `fault KIND SHARE [PART]` (as `fault wrong-bytes 0.01 /segments/`), `mix SHARE` (any fault
 /// that ends at once), `clear`, `quit`. A SHARE is 0 to 1. KINDs: 500, 503, 404 and so on, 500-after, latency-MS,
 /// reset-before, reset-after, reset-in-upload, reset-in-body, short-body, truncated, wrong-bytes, wrong-bytes-BITS,
-/// wrong-range, wrong-range-honest, range-ignored, hang.
+/// wrong-range, wrong-range-honest, range-ignored, stale-list, hang.
 #[derive(Parser)]
 struct Options {
     /// Where clients find it, as 127.0.0.1:9000.

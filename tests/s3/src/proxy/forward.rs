@@ -26,6 +26,8 @@ use crate::client::client;
 /// What belongs to one connection and not to the message (RFC 9110, 7.6.1).
 const OF_THE_CONNECTION: [HeaderName; 6] =
     [CONNECTION, HeaderName::from_static("keep-alive"), TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
+/// Listings that are remembered.
+const MAX_LISTINGS: usize = 4_096;
 /// How long the signature of a request of our own holds.
 const SIGNED_FOR: Duration = Duration::from_secs(60);
 
@@ -86,6 +88,7 @@ impl Work {
                 self.made();
                 self.cut.and_wait().await
             }
+            Some(Fault::StaleList) => self.first_listing(request).await,
             Some(fault @ (Fault::WrongRange { .. } | Fault::RangeIgnored)) => {
                 let asked = request.headers().get(RANGE).cloned();
                 let response = self.pass_on(request).await;
@@ -120,6 +123,40 @@ impl Work {
     async fn have_done(&self, request: Request<Incoming>) {
         let mut body = self.pass_on(request).await.into_body();
         while let Some(Ok(_)) = body.frame().await {}
+    }
+
+    /// What this listing was answered first; that is this answer where none was seen.
+    async fn first_listing(mut self, request: Request<Incoming>) -> Response<Body> {
+        let asked = request.uri().to_string();
+        let known = self.shared.listings().get(&asked).cloned();
+        if let Some(known) = known {
+            self.made();
+            self.ticket.answered(StatusCode::OK.as_u16());
+            self.ticket.sent(known.len());
+            self.ticket.complete();
+            let mut response = Response::new(full(known));
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+            return response;
+        }
+        let response = self.pass_on(request).await;
+        if response.status() != StatusCode::OK {
+            return self.send(response, Plan::Whole);
+        }
+        let Ok(body) = response.into_body().collect().await else {
+            return self.cut.and_wait().await;
+        };
+        let bytes = body.to_bytes();
+        let mut listings = self.shared.listings();
+        if listings.len() < MAX_LISTINGS {
+            listings.insert(asked, bytes.clone());
+        }
+        drop(listings);
+        self.ticket.answered(StatusCode::OK.as_u16());
+        self.ticket.sent(bytes.len());
+        self.ticket.complete();
+        let mut response = Response::new(full(bytes));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+        response
     }
 
     async fn send_upstream(&self, mut parts: Parts, body: Body) -> Response<Incoming> {

@@ -10,11 +10,13 @@ mod link;
 mod operation;
 mod rule;
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, mpsc as reply};
 use std::thread::{self, JoinHandle};
 use std::{fmt, io};
 
+use bytes::Bytes;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -53,6 +55,8 @@ struct Shared {
     rules: Mutex<Rules>,
     tallies: Tallies,
     hang: watch::Sender<bool>,
+    /// First answers of listings, by path and query, while [`Fault::StaleList`] is on.
+    listings: Mutex<BTreeMap<String, Bytes>>,
 }
 
 impl Proxy {
@@ -86,6 +90,7 @@ impl Proxy {
             rules: Mutex::default(),
             tallies: Tallies::default(),
             hang: watch::Sender::new(false),
+            listings: Mutex::default(),
         });
         let (commands, received) = mpsc::unbounded_channel();
         let run = {
@@ -133,6 +138,7 @@ impl Proxy {
     /// Takes all rules away.
     pub fn clear(&self) {
         self.shared.rules().clear();
+        self.shared.listings().clear();
     }
 
     /// How often this rule's fault was made, also after it was taken away.
@@ -179,6 +185,10 @@ impl fmt::Debug for Proxy {
 impl Shared {
     fn rules(&self) -> std::sync::MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listings(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Bytes>> {
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn decide(&self, seen: &Seen) -> Decision {

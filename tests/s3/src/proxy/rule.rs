@@ -7,8 +7,8 @@ use super::operation::{Operation, Seen};
 
 /// What is done to a request or to its answer.
 ///
-/// Faults of a body apply to operations whose answers have one, faults of a range to reads that ask for one, and
-/// [`Fault::ResetInUpload`] to [`Operation::Put`] and [`Operation::UploadPart`]: other requests do not match their rules.
+/// Faults of a body apply to operations whose answers have one, faults of a range to reads that ask for one,
+/// [`Fault::StaleList`] to [`Operation::List`], and [`Fault::ResetInUpload`] to [`Operation::Put`] and [`Operation::UploadPart`]: other requests do not match their rules.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     /// The request goes on this much later. Those of all rules that fire add up.
@@ -42,12 +42,14 @@ pub enum Fault {
     },
     /// The range is ignored: 200 and the whole object.
     RangeIgnored,
+    /// A listing is answered with what the same listing was answered the first time since all rules were cleared.
+    StaleList,
     /// Taken in and never answered, as long as the client waits.
     Hang,
 }
 
 impl Fault {
-    /// One of every kind that ends at once: all but [`Fault::Latency`] and [`Fault::Hang`].
+    /// One of every kind that ends at once and with the request: all but [`Fault::Latency`], [`Fault::StaleList`] and [`Fault::Hang`].
     pub fn all() -> Vec<Self> {
         vec![
             Self::Status(500),
@@ -75,6 +77,7 @@ impl Fault {
             }
             Self::WrongRange { .. } | Self::RangeIgnored => seen.operation == Operation::Get && seen.ranged,
             Self::ResetInUpload => seen.operation.uploads(),
+            Self::StaleList => seen.operation == Operation::List,
             Self::Latency(_)
             | Self::Status(_)
             | Self::StatusAfter(_)
@@ -90,7 +93,7 @@ impl FromStr for Fault {
 
     /// `500`, `500-after`, `latency-20` (milliseconds), `reset-before`, `reset-after`, `reset-in-upload`,
     /// `reset-in-body`, `short-body`, `truncated`, `wrong-bytes` or `wrong-bytes-64` (bits), `wrong-range`,
-    /// `wrong-range-honest`, `range-ignored`, `hang`.
+    /// `wrong-range-honest`, `range-ignored`, `stale-list`, `hang`.
     fn from_str(text: &str) -> Result<Self, String> {
         let status = |text: &str| text.parse().ok().filter(|status| (200..600).contains(status));
         Ok(match text {
@@ -104,6 +107,7 @@ impl FromStr for Fault {
             "wrong-range" => Self::WrongRange { honest: false },
             "wrong-range-honest" => Self::WrongRange { honest: true },
             "range-ignored" => Self::RangeIgnored,
+            "stale-list" => Self::StaleList,
             "hang" => Self::Hang,
             _ => {
                 let latency = text.strip_prefix("latency-").and_then(|text| text.parse().ok());
