@@ -51,13 +51,12 @@ pub(crate) struct Life {
     pub(crate) reset_pending: bool,
 }
 
-impl Life {
-    /// Starts a process. Panics where the real one would refuse its configuration: settings are drawn legal.
-    pub(crate) fn start(settings: &Settings, start: &Start<'_>) -> Self {
-        let config = &settings.config;
-        let nvme = settings.nvme();
-        let namespace = namespace_digest(start.namespace);
-        let clock = Arc::new(start.clock.clone());
+/// Opens the tiers and starts the manager over them. Panics where the real one would refuse its configuration: settings are drawn legal.
+pub(crate) fn open(settings: &Settings, start: &Start<'_>) -> (TieringOffloadingManager, SharedTier) {
+    let config = &settings.config;
+    let nvme = settings.nvme();
+    let namespace = namespace_digest(start.namespace);
+    let clock = Arc::new(start.clock.clone());
         let ports = (0..nvme.paths.len()).map(|root| -> Box<dyn ShardPort> {
             let options = ShardOptions {
                 queue_depth: nvme.queue_depth,
@@ -93,12 +92,19 @@ impl Life {
                 TierKind::Object(_) => panic!("the simulation has no object tier"),
             }
         });
-        let manager = TieringOffloadingManager::new(config, tiers.collect(), clock);
+    let manager = TieringOffloadingManager::new(config, tiers.collect(), clock);
+    (manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")), tier)
+}
+
+impl Life {
+    /// Starts a process.
+    pub(crate) fn start(settings: &Settings, start: &Start<'_>) -> Self {
+        let (manager, tier) = open(settings, start);
         Self {
-            manager: manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")),
+            manager,
             tier,
             namespace: start.namespace,
-            capacity_bytes: nvme.capacity_bytes,
+            capacity_bytes: settings.nvme().capacity_bytes,
             inherited_bytes: start.disk.used().bytes,
             unseen_files: if start.catalog.is_some() { 64 } else { 0 },
             old_faults: start.old_faults,
@@ -108,6 +114,7 @@ impl Life {
             reset_pending: false,
         }
     }
+
     /// To be called before each poll: a tier takes a scan that shows nothing for 30 s for hung.
     pub(crate) fn watch_scan(&mut self, now: Time) {
         self.scan_is_late |= now.since(self.started) >= Duration::from_secs(29) && !self.tier.lock().is_known();
