@@ -57,41 +57,39 @@ pub(crate) fn open(settings: &Settings, start: &Start<'_>) -> (TieringOffloading
     let nvme = settings.nvme();
     let namespace = namespace_digest(start.namespace);
     let clock = Arc::new(start.clock.clone());
-        let ports = (0..nvme.paths.len()).map(|root| -> Box<dyn ShardPort> {
-            let options = ShardOptions {
-                queue_depth: nvme.queue_depth,
-                queue_entries: nvme.queue_entries,
-                quarantine_files: 2,
-                verify_crc: start.verify_crc,
-                ..ShardOptions::new(namespace)
-            };
-            let device = start.disk.device(root, nvme.queue_depth);
-            Box::new(InlinePort::new(device, Arc::clone(start.region), clock.clone(), options))
-        });
-        let options = NvmeOptions {
-            config: nvme,
-            name: "nvme".into(),
-            namespace,
-            geometry: config.geometry,
-            region: Arc::clone(start.region),
-            clock: clock.clone(),
+    let ports = (0..nvme.paths.len()).map(|root| -> Box<dyn ShardPort> {
+        let options = ShardOptions {
+            queue_depth: nvme.queue_depth,
+            queue_entries: nvme.queue_entries,
+            quarantine_files: 2,
+            verify_crc: start.verify_crc,
+            ..ShardOptions::new(namespace)
         };
-        let catalog: Box<dyn CatalogStore> = match start.catalog {
-            Some(disk) => Box::new(disk.open()),
-            None => Box::new(NoCatalog),
-        };
-        let tier = NvmeTier::with_ports(options, ports.collect(), catalog);
-        let tier = tier.unwrap_or_else(|error| panic!("the tier does not open: {error}"));
-        let tier = SharedTier::new(tier, start.clock.clone());
-        let tiers = config.tiers.iter().map(|configured| -> Box<dyn SecondaryTier> {
-            match &configured.kind {
-                TierKind::Memory(memory) => {
-                    Box::new(MemoryTier::new(&configured.name, *memory, Arc::clone(start.region)))
-                }
-                TierKind::Nvme(_) => Box::new(tier.clone()),
-                TierKind::Object(_) => panic!("the simulation has no object tier"),
-            }
-        });
+        let device = start.disk.device(root, nvme.queue_depth);
+        Box::new(InlinePort::new(device, Arc::clone(start.region), clock.clone(), options))
+    });
+    let options = NvmeOptions {
+        config: nvme,
+        name: "nvme".into(),
+        namespace,
+        geometry: config.geometry,
+        region: Arc::clone(start.region),
+        clock: clock.clone(),
+    };
+    let catalog: Box<dyn CatalogStore> = match start.catalog {
+        Some(disk) => Box::new(disk.open()),
+        None => Box::new(NoCatalog),
+    };
+    let tier = NvmeTier::with_ports(options, ports.collect(), catalog);
+    let tier = tier.unwrap_or_else(|error| panic!("the tier does not open: {error}"));
+    let tier = SharedTier::new(tier, start.clock.clone());
+    let tiers = config.tiers.iter().map(|configured| -> Box<dyn SecondaryTier> {
+        match &configured.kind {
+            TierKind::Memory(memory) => Box::new(MemoryTier::new(&configured.name, *memory, Arc::clone(start.region))),
+            TierKind::Nvme(_) => Box::new(tier.clone()),
+            TierKind::Object(_) => panic!("the simulation has no object tier"),
+        }
+    });
     let manager = TieringOffloadingManager::new(config, tiers.collect(), clock);
     (manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")), tier)
 }

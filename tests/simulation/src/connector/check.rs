@@ -66,7 +66,11 @@ impl World {
             }
         }
         if self.gpu.free() != self.settings.gpu_blocks as usize {
-            return Err(Reason::Leak(format!("{} of {} GPU blocks are free", self.gpu.free(), self.settings.gpu_blocks)));
+            return Err(Reason::Leak(format!(
+                "{} of {} GPU blocks are free",
+                self.gpu.free(),
+                self.settings.gpu_blocks
+            )));
         }
         Ok(())
     }

@@ -1,5 +1,8 @@
 //! Copies that take virtual time: each touches its bytes in pieces, between its submission and its end, in any order.
-#![expect(unsafe_code, reason = "a copy engine is given addresses; every one is checked to be in the region or the arena")]
+#![expect(
+    unsafe_code,
+    reason = "a copy engine is given addresses; every one is checked to be in the region or the arena"
+)]
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -26,13 +26,8 @@ impl Life {
     pub fn start(settings: &Settings, start: &Start<'_>, gpu: &Gpu, rng: Rng) -> Self {
         let (manager, tier) = open(&settings.disks, start);
         let region = Arc::clone(start.region);
-        let copies = Copies::new(
-            start.clock.clone(),
-            rng,
-            settings.copies.clone(),
-            Arc::clone(&region),
-            Arc::clone(&gpu.arena),
-        );
+        let copies =
+            Copies::new(start.clock.clone(), rng, settings.copies.clone(), Arc::clone(&region), Arc::clone(&gpu.arena));
         let engine = Box::new(copies.clone());
         let connector = OffloadingConnector::new(settings.options(), manager, Arc::clone(&region), engine);
         let mut connector = connector.unwrap_or_else(|error| panic!("the connector does not start: {error}"));

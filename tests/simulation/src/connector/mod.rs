@@ -11,7 +11,7 @@
 //! | `content` | what the bytes of each GPU block and of each slot must be |
 //! | `gpu` | the engine's memory, who has which block, the cache of prefixes |
 //! | `copies` | the copy engine |
-//! | `requests` | requests from arrival to end: admission, scheduling, preemption, the forward pass |
+//! | `requests`, `forward` | requests from arrival to end: admission, scheduling, preemption; the forward pass, loads that landed |
 //! | `life`, `world` | one process; steps, crashes, restarts |
 //! | `check`, `ending` | what must hold; how a run ends |
 
@@ -19,6 +19,7 @@ mod check;
 mod content;
 mod copies;
 mod ending;
+mod forward;
 mod gpu;
 mod life;
 mod requests;
