@@ -74,7 +74,7 @@ impl World {
 
     /// A request of one of some families, so that prefixes meet.
     pub(crate) fn arrive(&mut self) -> Result<(), Reason> {
-        if self.requests.len() >= self.settings.disks.requests + 1 {
+        if self.requests.len() > self.settings.disks.requests {
             return Ok(());
         }
         let family = self.rng.below(self.settings.families);
