@@ -29,7 +29,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // It compiles files of the others, and depends on none.
     ("terrace-models", &[]),
     ("terrace-test-s3", &[]),
-    ("terrace-simulation", &["terrace-config", "terrace-primary", "terrace-tiers", "terrace-tiering"]),
+    (
+        "terrace-simulation",
+        &[
+            "terrace-config",
+            "terrace-primary",
+            "terrace-tiers",
+            "terrace-tiering",
+            "terrace-kernels",
+            "terrace-connector",
+        ],
+    ),
 ];
 
 #[test]

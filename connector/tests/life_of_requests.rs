@@ -323,6 +323,21 @@ fn a_reset_waits_for_copies_and_tells_of_them() {
 }
 
 #[test]
+fn a_load_that_a_reset_ended_is_not_told_of_a_request_that_was_preempted_since() {
+    let mut rig = Rig::new(&Setup::default());
+    let hashes = chain(0..4);
+    rig.store_all(1, &hashes, 0);
+    rig.control.set().hold = true;
+    let (request, _) = loading(&mut rig, 2, &hashes, 50);
+    rig.step(&StepPlan::default());
+    rig.connector.reset().unwrap();
+    let output = rig.step(&StepPlan { preempted: vec![request], ..StepPlan::default() });
+    assert!(output.is_empty(), "its blocks are another's: {output:?}");
+    assert!(!rig.connector.request_finished(request).unwrap());
+    rig.assert_no_leak();
+}
+
+#[test]
 fn shutdown_finishes_what_runs_and_closes() {
     let mut rig = Rig::new(&Setup::default());
     let hashes = chain(0..4);

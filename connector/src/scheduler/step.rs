@@ -98,6 +98,8 @@ impl<M: ManagerPort> Scheduler<M> {
         self.counters.preemptions += 1;
         self.cancel_planned_load(id);
         self.outcome.failed_loads.retain(|(request, _)| *request != id);
+        // A reset may have ended its load since the engine was last told of any.
+        self.outcome.loaded.retain(|request| *request != id);
         if let Some(request) = self.requests.get_mut(&id) {
             flush.extend_from_slice(&request.jobs);
             request.preempt();

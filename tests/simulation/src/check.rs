@@ -84,18 +84,7 @@ impl World {
     /// However sick the tier is, what it holds of the primary is no more than the configured shares, and is let go of at the
     /// deadlines; but for slots that an abandoned load may still write into, which are within the share of promotions.
     fn check_pinned(&self) -> Result<(), Reason> {
-        let config = &self.settings.config;
-        let share = |share: f64| ((share * f64::from(config.primary.blocks)) as u64).max(1);
-        let held = self.life.tier.held();
-        let (stored, loaded) = (held.stored_slots(), held.loaded_slots());
-        if stored > share(config.limits.cascade_share) || loaded > share(config.limits.promotion_share) {
-            return Err(Reason::Pinned(format!(
-                "{stored} slots by stores, {loaded} by loads, of {}",
-                config.primary.blocks
-            )));
-        }
-        let late = held.overdue(self.clock.now(), config.deadlines.cascade, config.deadlines.promotion);
-        late.map_or(Ok(()), |late| Err(Reason::Pinned(late)))
+        self.life.tier.held().check(&self.settings.config, self.clock.now())
     }
 
     /// Who follows the events knows what is readable in the primary.

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use terrace_config::Config;
 use terrace_tiers::{JobId, TierEvent, Time};
+
+use crate::failure::Reason;
 
 /// Blocks of one job whose end the tier has not told.
 #[derive(Clone, Copy, Debug)]
@@ -47,18 +50,30 @@ impl Held {
         }
     }
 
+    /// What the tier holds is within the configured shares, and none of it past its deadline.
+    pub(crate) fn check(&self, config: &Config, now: Time) -> Result<(), Reason> {
+        let share = |share: f64| ((share * f64::from(config.primary.blocks)) as u64).max(1);
+        let (stored, loaded) = (self.stored_slots(), self.loaded_slots());
+        if stored > share(config.limits.cascade_share) || loaded > share(config.limits.promotion_share) {
+            let blocks = config.primary.blocks;
+            return Err(Reason::Pinned(format!("{stored} slots by stores, {loaded} by loads, of {blocks}")));
+        }
+        let late = self.overdue(now, config.deadlines.cascade, config.deadlines.promotion);
+        late.map_or(Ok(()), |late| Err(Reason::Pinned(late)))
+    }
+
     /// Slots that cannot be evicted because of its stores.
-    pub(crate) fn stored_slots(&self) -> u64 {
+    fn stored_slots(&self) -> u64 {
         self.0.values().filter(|job| job.is_store && !job.given_up).map(|job| job.blocks).sum()
     }
 
     /// Slots that nobody can have because of its loads.
-    pub(crate) fn loaded_slots(&self) -> u64 {
+    fn loaded_slots(&self) -> u64 {
         self.0.values().filter(|job| !job.is_store).map(|job| job.blocks).sum()
     }
 
     /// A job that is as old as its deadline and was not given up.
-    pub(crate) fn overdue(&self, now: Time, stores: Duration, loads: Duration) -> Option<String> {
+    fn overdue(&self, now: Time, stores: Duration, loads: Duration) -> Option<String> {
         let is_late = |job: &Job| now.since(job.since) >= if job.is_store { stores } else { loads };
         let (id, job) = self.0.iter().find(|(_, job)| !job.given_up && is_late(job))?;
         let kind = if job.is_store { "store" } else { "load" };

@@ -17,10 +17,12 @@
 //! | `off`, `shrink`, `many` | what can be left out, making a failure short, many seeds on several threads |
 //!
 //! [`cluster`] is a second world: several nodes with the real [`ObjectTier`](terrace_tiers::object::ObjectTier) on one simulated bucket.
+//! `connector` is a third: an engine with memory of its own drives the real connector, whose copies are simulated, over the first one's disks.
 
 mod catalog;
 mod check;
 pub mod cluster;
+mod connector;
 pub mod counts;
 pub mod disk;
 mod ending;
@@ -45,6 +47,6 @@ pub use counts::Counts;
 pub use failure::{Failure, Reason};
 pub use many::run_many;
 pub use off::Off;
-pub use run::{Outcome, Run, run};
+pub use run::{Outcome, Run, Scene, run};
 pub use shrink::shrink;
 pub use survival::survive;

@@ -51,54 +51,58 @@ pub(crate) struct Life {
     pub(crate) reset_pending: bool,
 }
 
+/// Opens the tiers and starts the manager over them. Panics where the real one would refuse its configuration: settings are drawn legal.
+pub(crate) fn open(settings: &Settings, start: &Start<'_>) -> (TieringOffloadingManager, SharedTier) {
+    let config = &settings.config;
+    let nvme = settings.nvme();
+    let namespace = namespace_digest(start.namespace);
+    let clock = Arc::new(start.clock.clone());
+    let ports = (0..nvme.paths.len()).map(|root| -> Box<dyn ShardPort> {
+        let options = ShardOptions {
+            queue_depth: nvme.queue_depth,
+            queue_entries: nvme.queue_entries,
+            quarantine_files: 2,
+            verify_crc: start.verify_crc,
+            ..ShardOptions::new(namespace)
+        };
+        let device = start.disk.device(root, nvme.queue_depth);
+        Box::new(InlinePort::new(device, Arc::clone(start.region), clock.clone(), options))
+    });
+    let options = NvmeOptions {
+        config: nvme,
+        name: "nvme".into(),
+        namespace,
+        geometry: config.geometry,
+        region: Arc::clone(start.region),
+        clock: clock.clone(),
+    };
+    let catalog: Box<dyn CatalogStore> = match start.catalog {
+        Some(disk) => Box::new(disk.open()),
+        None => Box::new(NoCatalog),
+    };
+    let tier = NvmeTier::with_ports(options, ports.collect(), catalog);
+    let tier = tier.unwrap_or_else(|error| panic!("the tier does not open: {error}"));
+    let tier = SharedTier::new(tier, start.clock.clone());
+    let tiers = config.tiers.iter().map(|configured| -> Box<dyn SecondaryTier> {
+        match &configured.kind {
+            TierKind::Memory(memory) => Box::new(MemoryTier::new(&configured.name, *memory, Arc::clone(start.region))),
+            TierKind::Nvme(_) => Box::new(tier.clone()),
+            TierKind::Object(_) => panic!("the simulation has no object tier"),
+        }
+    });
+    let manager = TieringOffloadingManager::new(config, tiers.collect(), clock);
+    (manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")), tier)
+}
+
 impl Life {
-    /// Starts a process. Panics where the real one would refuse its configuration: settings are drawn legal.
+    /// Starts a process.
     pub(crate) fn start(settings: &Settings, start: &Start<'_>) -> Self {
-        let config = &settings.config;
-        let nvme = settings.nvme();
-        let namespace = namespace_digest(start.namespace);
-        let clock = Arc::new(start.clock.clone());
-        let ports = (0..nvme.paths.len()).map(|root| -> Box<dyn ShardPort> {
-            let options = ShardOptions {
-                queue_depth: nvme.queue_depth,
-                queue_entries: nvme.queue_entries,
-                quarantine_files: 2,
-                verify_crc: start.verify_crc,
-                ..ShardOptions::new(namespace)
-            };
-            let device = start.disk.device(root, nvme.queue_depth);
-            Box::new(InlinePort::new(device, Arc::clone(start.region), clock.clone(), options))
-        });
-        let options = NvmeOptions {
-            config: nvme,
-            name: "nvme".into(),
-            namespace,
-            geometry: config.geometry,
-            region: Arc::clone(start.region),
-            clock: clock.clone(),
-        };
-        let catalog: Box<dyn CatalogStore> = match start.catalog {
-            Some(disk) => Box::new(disk.open()),
-            None => Box::new(NoCatalog),
-        };
-        let tier = NvmeTier::with_ports(options, ports.collect(), catalog);
-        let tier = tier.unwrap_or_else(|error| panic!("the tier does not open: {error}"));
-        let tier = SharedTier::new(tier, start.clock.clone());
-        let tiers = config.tiers.iter().map(|configured| -> Box<dyn SecondaryTier> {
-            match &configured.kind {
-                TierKind::Memory(memory) => {
-                    Box::new(MemoryTier::new(&configured.name, *memory, Arc::clone(start.region)))
-                }
-                TierKind::Nvme(_) => Box::new(tier.clone()),
-                TierKind::Object(_) => panic!("the simulation has no object tier"),
-            }
-        });
-        let manager = TieringOffloadingManager::new(config, tiers.collect(), clock);
+        let (manager, tier) = open(settings, start);
         Self {
-            manager: manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")),
+            manager,
             tier,
             namespace: start.namespace,
-            capacity_bytes: nvme.capacity_bytes,
+            capacity_bytes: settings.nvme().capacity_bytes,
             inherited_bytes: start.disk.used().bytes,
             unseen_files: if start.catalog.is_some() { 64 } else { 0 },
             old_faults: start.old_faults,
@@ -108,6 +112,7 @@ impl Life {
             reset_pending: false,
         }
     }
+
     /// To be called before each poll: a tier takes a scan that shows nothing for 30 s for hung.
     pub(crate) fn watch_scan(&mut self, now: Time) {
         self.scan_is_late |= now.since(self.started) >= Duration::from_secs(29) && !self.tier.lock().is_known();

@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use terrace_simulation::{Off, Run, run_many, shrink};
+use terrace_simulation::{Off, Run, Scene, run_many, shrink};
 
-const USAGE: &str = "usage: terrace-simulation --seed N [--seeds K] [--steps M] [--threads T] [--trace] [--no-crc] [--no-faults] [--cluster] \
+const USAGE: &str = "usage: terrace-simulation --seed N [--seeds K] [--steps M] [--threads T] [--trace] [--no-crc] [--no-faults] [--cluster | --connector] \
                      [--off NAME,NAME..] [--shrink]";
 
 /// How many times longer than the failure a shorter run is tried.
@@ -31,7 +31,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Arguments> {
             "--trace" => parsed.template.print = true,
             "--no-crc" => parsed.template.verify_crc = false,
             "--no-faults" => parsed.template.faults = false,
-            "--cluster" => parsed.template.cluster = true,
+            "--cluster" => parsed.template.scene = Scene::Cluster,
+            "--connector" => parsed.template.scene = Scene::Connector,
             "--shrink" => parsed.shrink = true,
             _ => return None,
         }

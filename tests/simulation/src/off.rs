@@ -4,7 +4,9 @@ use std::fmt;
 
 use crate::cluster::faults as bucket;
 use crate::cluster::settings::Settings as ClusterSettings;
+use crate::connector::settings::Settings as ConnectorSettings;
 use crate::disk::{KIND_COUNT, Kind};
+use crate::run::Scene;
 use crate::settings::Settings;
 
 /// Takes a part out of the settings.
@@ -41,10 +43,26 @@ const CLUSTER_PARTS: [(&str, LeaveOut<ClusterSettings>); 11] = [
     ("bucket.hedges", ClusterSettings::leave_hedges_out),
 ];
 
+/// Parts of an engine's world beside those of its disks.
+const CONNECTOR_PARTS: [(&str, LeaveOut<ConnectorSettings>); 10] = [
+    ("connector.failing-copies", |settings| settings.copies.fail_per_mille = 0),
+    ("connector.refused-copies", |settings| settings.copies.refuse_per_mille = 0),
+    ("connector.slow-copies", |settings| settings.copies.slow_per_mille = 0),
+    ("connector.hung-copies", |settings| settings.copies.hang_per_mille = 0),
+    ("connector.late-reports", |settings| settings.late_report_per_mille = 0),
+    ("connector.false-reports", |settings| settings.false_report_per_mille = 0),
+    ("connector.aborts", |settings| settings.abort_per_mille = 0),
+    ("connector.preemptions", |settings| settings.preempt_per_mille = 0),
+    ("connector.prefix-cache", |settings| settings.prefix_cache = false),
+    ("connector.decoding", |settings| settings.prompt_only = true),
+];
+
 /// How many things can be left out of a world of disks: each kind of fault, then the parts.
 const DISKS: usize = KIND_COUNT + PARTS.len();
 /// And of a cluster's, behind those.
-const COUNT: usize = DISKS + bucket::KIND_COUNT + CLUSTER_PARTS.len();
+const CLUSTER_END: usize = DISKS + bucket::KIND_COUNT + CLUSTER_PARTS.len();
+/// And of an engine's, behind those.
+const COUNT: usize = CLUSTER_END + CONNECTOR_PARTS.len();
 const _: () = assert!(COUNT <= 128, "a bit each");
 
 /// A set of things that are left out.
@@ -55,10 +73,14 @@ impl Off {
     /// The whole world.
     pub const NOTHING: Self = Self(0);
 
-    /// Every single thing that could be left out in addition, of a world of disks or of a cluster's.
-    pub fn one_more(self, cluster: bool) -> impl Iterator<Item = Self> {
-        let of = if cluster { DISKS..COUNT } else { 0..DISKS };
-        of.filter(move |at| self.0 & (1 << at) == 0).map(move |at| Self(self.0 | 1 << at))
+    /// Every single thing that could be left out in addition, of such a world.
+    pub fn one_more(self, scene: Scene) -> impl Iterator<Item = Self> {
+        let (of, and) = match scene {
+            Scene::Disks => (0..DISKS, 0..0),
+            Scene::Cluster => (DISKS..CLUSTER_END, 0..0),
+            Scene::Connector => (0..DISKS, CLUSTER_END..COUNT),
+        };
+        of.chain(and).filter(move |at| self.0 & (1 << at) == 0).map(move |at| Self(self.0 | 1 << at))
     }
 
     /// Both sets.
@@ -86,9 +108,19 @@ impl Off {
         }
     }
 
+    /// Takes the things out of an engine's settings, those of its disks among them.
+    pub(crate) fn apply_to_connector(self, settings: &mut ConnectorSettings) {
+        self.apply(&mut settings.disks);
+        for (at, (_, leave_out)) in CONNECTOR_PARTS.iter().enumerate() {
+            if self.0 & (1 << (at + CLUSTER_END)) != 0 {
+                leave_out(settings);
+            }
+        }
+    }
+
     /// Takes the things out of a cluster's settings.
     pub(crate) fn apply_to_cluster(self, settings: &mut ClusterSettings) {
-        for at in (0..COUNT - DISKS).filter(|at| self.0 & (1 << (at + DISKS)) != 0) {
+        for at in (0..CLUSTER_END - DISKS).filter(|at| self.0 & (1 << (at + DISKS)) != 0) {
             match (bucket::Kind::all().nth(at), CLUSTER_PARTS.get(at.wrapping_sub(bucket::KIND_COUNT))) {
                 (Some(kind), _) => settings.faults.leave_out(kind),
                 (None, Some((_, leave_out))) => leave_out(settings),
@@ -99,6 +131,9 @@ impl Off {
 }
 
 fn name(at: usize) -> String {
+    if let Some(at) = at.checked_sub(CLUSTER_END) {
+        return CONNECTOR_PARTS.get(at).map_or_else(String::new, |(name, _)| (*name).to_owned());
+    }
     if let Some(at) = at.checked_sub(DISKS) {
         return match bucket::Kind::all().nth(at) {
             Some(kind) => format!("bucket.{}", kind.name()),
@@ -124,14 +159,16 @@ mod tests {
 
     #[test]
     fn a_list_of_names_is_read_as_it_is_written() {
-        for list in ["ReadRot,weather,pins", "bucket.Hang,bucket.stops"] {
+        for list in ["ReadRot,weather,pins", "bucket.Hang,bucket.stops", "ReadRot,connector.aborts"] {
             assert_eq!(Off::parse(list).unwrap().to_string(), list);
         }
         assert_eq!(Off::parse("rain"), None);
-        for cluster in [false, true] {
-            let all = Off::NOTHING.one_more(cluster).fold(Off::NOTHING, Off::and);
+        for (scene, other) in
+            [(Scene::Disks, Scene::Connector), (Scene::Cluster, Scene::Disks), (Scene::Connector, Scene::Cluster)]
+        {
+            let all = Off::NOTHING.one_more(scene).fold(Off::NOTHING, Off::and);
             assert_eq!(Off::parse(&all.to_string()), Some(all));
-            assert_eq!((all.one_more(cluster).count(), all.one_more(!cluster).count() > 0), (0, true));
+            assert_eq!((all.one_more(scene).count(), all.one_more(other).count() > 0), (0, true));
         }
     }
 }

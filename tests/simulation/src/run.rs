@@ -11,6 +11,17 @@ use crate::settings::Settings;
 use crate::trace::SharedTrace;
 use crate::world::World;
 
+/// The worlds that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scene {
+    /// One process whose manager is called directly, on its disks.
+    Disks,
+    /// Several nodes on one bucket.
+    Cluster,
+    /// One process with an engine's memory, a connector and copies, on its disks.
+    Connector,
+}
+
 /// What to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -22,8 +33,8 @@ pub struct Run {
     pub verify_crc: bool,
     /// Whether anything goes wrong at all.
     pub faults: bool,
-    /// Several nodes on one bucket, instead of one process on its disks.
-    pub cluster: bool,
+    /// Which world.
+    pub scene: Scene,
     /// What is left out of this seed's world.
     pub off: Off,
     /// Writes the trace to stderr.
@@ -33,7 +44,7 @@ pub struct Run {
 impl Run {
     /// A seed as the tests run it.
     pub const fn new(seed: u64, steps: u32) -> Self {
-        Self { seed, steps, verify_crc: true, faults: true, cluster: false, off: Off::NOTHING, print: false }
+        Self { seed, steps, verify_crc: true, faults: true, scene: Scene::Disks, off: Off::NOTHING, print: false }
     }
 }
 
@@ -41,9 +52,12 @@ impl Run {
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "--seed {} --steps {}", self.seed, self.steps)?;
-        for (given, argument) in
-            [(!self.verify_crc, " --no-crc"), (!self.faults, " --no-faults"), (self.cluster, " --cluster")]
-        {
+        for (given, argument) in [
+            (!self.verify_crc, " --no-crc"),
+            (!self.faults, " --no-faults"),
+            (self.scene == Scene::Cluster, " --cluster"),
+            (self.scene == Scene::Connector, " --connector"),
+        ] {
             f.write_str(if given { argument } else { "" })?;
         }
         if self.off != Off::NOTHING {
@@ -66,8 +80,10 @@ pub struct Outcome {
 
 /// Runs one seed to its end or to its first failure.
 pub fn run(run: &Run) -> Outcome {
-    if run.cluster {
-        return crate::cluster::run(run);
+    match run.scene {
+        Scene::Disks => {}
+        Scene::Cluster => return crate::cluster::run(run),
+        Scene::Connector => return crate::connector::run(run),
     }
     let trace = SharedTrace::new(run.print);
     let mut rng = Rng::new(run.seed);

@@ -61,6 +61,11 @@ impl Settings {
             groups: rng.between(1, 2) as u32,
             hash_bytes: [8, 32][rng.index(2)],
         };
+        Self::of(rng, faults, geometry)
+    }
+
+    /// The same for blocks of this shape.
+    pub fn of(rng: &mut Rng, faults: bool, geometry: Geometry) -> Self {
         let calm = !faults;
         Self {
             config: config(rng, geometry),

@@ -10,7 +10,7 @@ pub fn shrink(failure: Failure, within: u32) -> Failure {
     let mut shortest = Failure { run: Run { print: false, ..failure.run }, ..failure };
     loop {
         let steps = shortest.step.saturating_mul(within.max(1)).min(shortest.run.steps);
-        let shorter = shortest.run.off.one_more(shortest.run.cluster).find_map(|off| {
+        let shorter = shortest.run.off.one_more(shortest.run.scene).find_map(|off| {
             let found = run(&Run { off, steps, ..shortest.run }).failure?;
             found.is_like(&shortest).then_some(found)
         });

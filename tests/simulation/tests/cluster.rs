@@ -6,7 +6,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use terrace_simulation::cluster::faults::Kind;
-use terrace_simulation::{Counts, Failure, Run, run, run_many, shrink};
+use terrace_simulation::{Counts, Failure, Run, Scene, run, run_many, shrink};
 
 const FIXED: u64 = 80;
 const FRESH: u64 = 20;
@@ -18,7 +18,7 @@ fn from_environment(name: &str) -> Option<u64> {
 }
 
 fn template(steps: u32) -> Run {
-    Run { cluster: true, ..Run::new(0, steps) }
+    Run { scene: Scene::Cluster, ..Run::new(0, steps) }
 }
 
 fn run_seeds(first: u64, count: u64, template: Run) -> Counts {
