@@ -110,12 +110,14 @@ pub static TABLE: Table<TierStats> = Table {
         ),
         Family::by(
             "terrace_object_log_total",
-            "Objects of the index log: published (written), folded (those of other nodes, read), bad (not decodable, skipped).",
+            "Objects of the index log: published (written), folded (those of other nodes, read), bad (not decodable, or missing for too long: skipped), gone \
+             (answers that one is not there though it was listed: asked for again).",
             "event",
             &[
                 ("published", |tier| tier.object.logs_published),
                 ("folded", |tier| tier.object.logs_folded),
                 ("bad", |tier| tier.object.logs_bad),
+                ("gone", |tier| tier.object.logs_gone),
             ],
         ),
         Family::one(

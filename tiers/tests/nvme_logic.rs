@@ -254,6 +254,22 @@ fn a_full_disk_is_counted_and_makes_room_without_a_storm() {
     assert!(tier.stats().blocks > 40);
 }
 
+/// Of two victims that were missed one is gone for good, and one is stored again before anybody could remove its file.
+#[test]
+fn a_victim_whose_file_was_not_found_is_removed_and_counted_until_then() {
+    let (mut tier, disk, ..) = one_lane(4);
+    store(&mut tier, &[0, 1, 2, 3]);
+    disk.lock().missed = 2;
+    tier.submit_store(store_job(7, &[4, 5])).unwrap();
+    poll(&mut tier);
+    assert_eq!(tier.stats().allocated_bytes, disk.lock().bytes(), "what was missed still takes room");
+    tier.submit_store(store_job(8, &[1])).unwrap();
+    settle(&mut tier);
+    assert_eq!(found(&mut tier, 9), [1, 3, 4, 5]);
+    assert_eq!((disk.lock().bytes(), tier.stats().allocated_bytes), (4 * FILE_BYTES, 4 * FILE_BYTES));
+    assert_eq!(load(&mut tier, &[1, 3, 4, 5]), [Ok(1), Ok(3), Ok(4), Ok(5)]);
+}
+
 #[test]
 fn a_file_that_cannot_be_removed_stays_counted_and_is_looked_for_at_the_next_start() {
     let (mut tier, disk, catalog, _) = one_lane(10);

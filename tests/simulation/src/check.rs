@@ -133,11 +133,14 @@ impl World {
         files * self.file_bytes + inherited_bytes
     }
 
-    /// The files take no more than the capacity and `slack_bytes`; quarantine has a bound of its own.
-    pub(crate) fn check_capacity(&self, slack_bytes: u64) -> Result<(), Reason> {
+    /// The files take no more than the capacity and `slack_bytes`; quarantine has a bound of its own. A life that began with more is trimmed
+    /// bit by bit, and never gets more again.
+    pub(crate) fn check_capacity(&mut self, slack_bytes: u64) -> Result<(), Reason> {
         let used = self.disk.used().bytes;
-        let capacity = self.life.capacity_bytes + slack_bytes;
-        if used > capacity.max(self.life.inherited_bytes) {
+        let counted = self.life.tier.lock().stats().allocated_bytes;
+        let capacity = self.life.capacity_bytes.max(self.life.least_bytes) + slack_bytes;
+        self.life.least_bytes = self.life.least_bytes.min(used.max(counted));
+        if used > capacity {
             self.disk.trace_files();
             let keys = self.model.all_stored(self.life.namespace);
             let mut known = Vec::new();
@@ -145,7 +148,6 @@ impl World {
             for (key, found) in keys.iter().zip(known) {
                 self.trace.add(format_args!("the tier says of {key}: {found:?}"));
             }
-            let counted = self.life.tier.lock().stats().allocated_bytes;
             return Err(Reason::Capacity(format!(
                 "{used} bytes in files, {capacity} allowed, the tier counts {counted}"
             )));

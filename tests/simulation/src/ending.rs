@@ -77,6 +77,7 @@ impl World {
             ));
         }
         self.life.inherited_bytes = 0;
+        self.life.least_bytes = 0;
         Ok(())
     }
 

@@ -36,8 +36,10 @@ pub(crate) struct Life {
     pub(crate) tier: SharedTier,
     pub(crate) namespace: u8,
     pub(crate) capacity_bytes: u64,
-    /// What the files took when it started: more than the capacity only until it is trimmed.
+    /// What the files took when it started.
     pub(crate) inherited_bytes: u64,
+    /// The least that they took since, as the tier counts or as they do: above the capacity it only falls.
+    pub(crate) least_bytes: u64,
     /// Files of an earlier life that a catalog may not know, until the scan behind normal work has shown them.
     pub(crate) unseen_files: u64,
     /// Faults and failures of the disk before the last start that looked at every file: what they left is counted.
@@ -104,6 +106,7 @@ impl Life {
             namespace: start.namespace,
             capacity_bytes: settings.nvme().capacity_bytes,
             inherited_bytes: start.disk.used().bytes,
+            least_bytes: start.disk.used().bytes,
             unseen_files: if start.catalog.is_some() { 64 } else { 0 },
             old_faults: start.old_faults,
             scan_is_late: false,

@@ -23,6 +23,9 @@ impl NvmeTier {
             Err(Fault::Closed) if op.kind != OpKind::Load => self.unclean = true,
             _ => {}
         }
+        if result.is_ok_and(|placed| placed.victim_missed) {
+            self.chase_victim(&op);
+        }
         match op.kind {
             OpKind::Store => self.stored(op, result),
             OpKind::Replace => self.replaced(op, result),

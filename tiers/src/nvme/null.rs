@@ -42,9 +42,9 @@ impl ShardPort for NullPort {
         let placed = match &command {
             Command::Store { crc32, recycle, .. } => {
                 self.counters.recycled += u64::from(recycle.is_some());
-                Placed { crc32: crc32.unwrap_or(0), allocated_bytes: self.allocated_bytes }
+                Placed { crc32: crc32.unwrap_or(0), allocated_bytes: self.allocated_bytes, victim_missed: false }
             }
-            Command::Load { crc32, .. } => Placed { crc32: crc32.unwrap_or(0), allocated_bytes: 0 },
+            Command::Load { crc32, .. } => Placed { crc32: crc32.unwrap_or(0), ..Placed::default() },
             Command::Remove { .. } => Placed::default(),
         };
         self.events.push_back(PortEvent::Done { ticket: command.ticket(), result: Ok(placed) });

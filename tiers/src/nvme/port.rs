@@ -80,6 +80,9 @@ pub struct Placed {
     pub crc32: u32,
     /// Bytes that the file takes on the device, footer included. Zero for loads: unknown.
     pub allocated_bytes: u64,
+    /// Stores that were told to take over a file: it was not found, and the block has a fresh one. Should the victim's file stand there all
+    /// the same, it is the caller's to remove.
+    pub victim_missed: bool,
 }
 
 /// A block file found by a scan. Its content was not read.

@@ -234,6 +234,17 @@ impl NvmeTier {
         }
     }
 
+    /// A store has made a fresh file, for it did not find that of its victim. A directory that once gave a wrong answer may still hold it:
+    /// it is removed, and counted until then.
+    pub(super) fn chase_victim(&mut self, op: &Op) {
+        if op.victim.is_none() {
+            return;
+        }
+        self.unclean |= self.closed;
+        self.capacity.charge(op.bytes);
+        self.drop_charge(op);
+    }
+
     /// Where a file that had to go belongs to a block of the index again, its next store replaces it: it must not be removed, and stays
     /// counted until that store is done. False: it does not belong to one.
     fn leave_to_next_store(&mut self, lane: u8, name: &BlockName, bytes: u64) -> bool {

@@ -100,6 +100,8 @@ counters! {
     logs_folded,
     /// Log objects that could not be decoded: skipped.
     logs_bad,
+    /// Answers that a log object is not there though it was listed: asked for again.
+    logs_gone,
     /// Listings of the log.
     folds,
     /// Full reads of the newest snapshot and the log behind it.

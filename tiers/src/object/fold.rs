@@ -103,6 +103,18 @@ impl Fold {
         self.note(name.writer, name.sequence, name.stamp);
     }
 
+    /// A log object is listed and cannot be read: it is a gap until it is folded, or given up.
+    pub fn miss(&mut self, name: &LogName) {
+        if self.writers.len() < MAX_WRITERS || self.writers.contains_key(&name.writer) {
+            self.writers.entry(name.writer).or_default().miss(name.sequence, name.stamp);
+        }
+    }
+
+    /// Whether [`Self::miss`] was told of it and it was not folded since.
+    pub fn misses(&self, name: &LogName) -> bool {
+        self.writers.get(&name.writer).is_some_and(|progress| progress.misses(name.sequence))
+    }
+
     fn note(&mut self, writer: WriterId, sequence: u64, stamp: Stamp) -> bool {
         let writers = self.writers.len();
         let fresh = match self.writers.entry(writer) {
@@ -149,7 +161,7 @@ impl Fold {
         }
     }
 
-    /// Writers of whom a log object is missing though a later one was seen.
+    /// Writers of whom a log object is missing though it was listed, or a later one was seen.
     pub fn gaps(&self) -> impl Iterator<Item = WriterId> {
         self.writers.iter().filter(|(_, progress)| progress.has_gap()).map(|(writer, _)| *writer)
     }

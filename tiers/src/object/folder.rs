@@ -38,6 +38,9 @@ use crate::clock::Time;
 const FIRST_WITHIN: Duration = Duration::from_secs(2);
 /// Pause before a reading of everything is tried again.
 const READ_AGAIN: Duration = Duration::from_secs(1);
+/// What is listed and said not to be there was removed meanwhile, and is in a newer snapshot; or it comes a little later. So often everything
+/// is read before that is believed.
+const READINGS: u32 = 2;
 /// One reading of snapshot and log.
 const READING: Duration = Duration::from_secs(300);
 /// Tombstones are kept for this many times the time that log objects are.
@@ -213,9 +216,22 @@ impl Folder {
 
     /// Reads snapshot and log, and puts them in the place of what was known. False: it failed, and nothing changed.
     async fn read_all(&mut self) -> bool {
-        let began = self.begin();
-        self.state.lock().begin_reading();
-        match self.read_everything(began).await {
+        for left in (0..READINGS).rev() {
+            let began = self.begin();
+            self.state.lock().begin_reading();
+            let outcome = self.read_everything(began, left == 0).await;
+            if outcome != Err(RequestError::NotFound) || left == 0 {
+                return self.has_read(began, outcome).await;
+            }
+            self.state.lock().give_up_reading();
+            tokio::time::sleep(READ_AGAIN).await;
+        }
+        false
+    }
+
+    /// A reading of everything that began then is over. True: it is what is known now.
+    async fn has_read(&mut self, began: Complete, outcome: Result<(), RequestError>) -> bool {
+        match outcome {
             Ok(()) => {
                 self.reaches = Reaches::new(self.shared.config.log_retention, began.at);
                 self.pace.listed(began.at, true);
@@ -232,7 +248,9 @@ impl Folder {
         }
     }
 
-    async fn read_everything(&self, began: Complete) -> Result<(), RequestError> {
+    /// Fails with [`RequestError::NotFound`] where something is listed that is not there. `last`: log objects of which that is true are
+    /// gaps from here on, which later listings try to fill.
+    async fn read_everything(&self, began: Complete, last: bool) -> Result<(), RequestError> {
         let shared = &*self.shared;
         let (mut fold, base) = snapshot::read_snapshot(shared, began.at.plus(READING)).await?;
         let from = base.as_ref().map_or(Stamp(0), |base| base.log_from);
@@ -244,6 +262,7 @@ impl Folder {
             upto = page.names.last().map_or(upto, |last| upto.max(last.stamp));
             self.observe(upto);
             let wanted: Vec<LogName> = page.names.into_iter().filter(|name| !fold.has(name)).collect();
+            let mut gone = false;
             listing::read(shared, wanted, |read| match read {
                 Read::Object(object) => {
                     if fold.apply(&object, &mut Vec::new()) {
@@ -254,10 +273,16 @@ impl Folder {
                     shared.counters.logs_bad.bump();
                     fold.skip(&name);
                 }
-                // Removed after it was listed: then the snapshot has it, and its two predecessors too.
-                Read::Gone(name) => fold.skip(&name),
+                // Never passed over for good: what it names would be nobody's for this node, and a collector deletes that.
+                Read::Gone(name) => {
+                    gone = true;
+                    fold.miss(&name);
+                }
             })
             .await?;
+            if gone && !last {
+                return Err(RequestError::NotFound);
+            }
             match page.next {
                 Some(next) => after = next,
                 None => break,
@@ -355,7 +380,8 @@ impl Folder {
                     shared.counters.logs_bad.bump();
                     self.state.lock().fold.skip(&name);
                 }
-                Read::Gone(_) => listed.gone = true,
+                // What is a gap already has been looked for by reading everything.
+                Read::Gone(name) => listed.gone |= !self.state.lock().fold.misses(&name),
             });
             outcome.await?;
             self.tell().await;

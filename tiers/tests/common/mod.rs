@@ -51,6 +51,8 @@ pub struct Files {
     pub stopped: bool,
     /// Bytes at which the disk is full.
     pub disk_bytes: Option<u64>,
+    /// So many stores do not find their victim's file, although it is there.
+    pub missed: u32,
     pub most_bytes: u64,
     /// Commands that the port takes at once; 0: any number.
     pub queue: usize,
@@ -108,7 +110,9 @@ impl FakePort {
         };
         match command {
             Command::Store { key, crc32, recycle, .. } => {
-                if let Some(victim) = recycle {
+                let victim_missed = recycle.is_some() && files.missed > 0;
+                files.missed -= u32::from(victim_missed);
+                if let Some(victim) = recycle.filter(|_| !victim_missed) {
                     files.files.remove(&victim);
                 }
                 if let Some(fault) = fault {
@@ -119,7 +123,7 @@ impl FakePort {
                     return Err(Fault::Full);
                 }
                 files.writes += 1;
-                let placed = Placed { crc32: crc32.unwrap_or(9), allocated_bytes: FILE_BYTES };
+                let placed = Placed { crc32: crc32.unwrap_or(9), allocated_bytes: FILE_BYTES, victim_missed };
                 let name = BlockName { namespace: NAMESPACE, key };
                 let time = 1_000_000 + files.writes;
                 files.files.insert(name, (placed.crc32, FILE_BYTES, time));
@@ -137,7 +141,7 @@ impl FakePort {
                     return Err(Fault::Absent);
                 };
                 assert!(crc32.is_none_or(|crc32| crc32 == *found), "the index has another CRC than the file");
-                Ok(Placed { crc32: *found, allocated_bytes: 0 })
+                Ok(Placed { crc32: *found, ..Placed::default() })
             }
             Command::Remove { name, .. } => match fault {
                 Some(fault) => Err(fault),

@@ -121,6 +121,13 @@ impl Inner {
         self.objects.get(path)
     }
 
+    /// Whether it is of the log, or of a snapshot.
+    pub fn tells_of_segments(&self, path: &Path) -> bool {
+        self.ledgers.iter().any(|Ledger { names, .. }| {
+            [names.logs(), names.snapshots(), names.parts()].into_iter().any(|prefix| path.prefix_matches(prefix))
+        })
+    }
+
     /// Names of all objects below a prefix.
     pub fn names(&self, prefix: &Path) -> Vec<Path> {
         self.objects.keys().filter(|path| path.prefix_matches(prefix)).cloned().collect()

@@ -30,6 +30,8 @@ kinds! {
     Hang = 60,
     /// Not there, though it is: a read of a segment.
     NotFound = 30,
+    /// Not there, though it is: a read of the log, or of a snapshot.
+    LogNotFound = 300,
     /// Exists, though it does not.
     Exists = 60,
     /// 500, and not done.

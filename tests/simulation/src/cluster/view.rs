@@ -111,7 +111,7 @@ impl View {
         let answer = match fate {
             Fate::Served => act(),
             Fate::Refused(Kind::Hang) => return std::future::pending().await,
-            Fate::Refused(Kind::NotFound) => Err(status_error(404)),
+            Fate::Refused(Kind::NotFound | Kind::LogNotFound) => Err(status_error(404)),
             Fate::Refused(Kind::Exists) => Err(exists(path)),
             Fate::Refused(Kind::SlowDown) => Err(status_error(503)),
             Fate::Refused(Kind::Reset) => Err(reset()),
@@ -288,12 +288,17 @@ impl ObjectStore for View {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        const KINDS: [Kind; 5] = [Kind::Hang, Kind::ServerError, Kind::SlowDown, Kind::Reset, Kind::NotFound];
+        const KINDS: [Kind; 4] = [Kind::Hang, Kind::ServerError, Kind::SlowDown, Kind::Reset];
         let segment = location.as_ref().ends_with(".seg");
-        let kinds = if segment { &KINDS[..] } else { &KINDS[..4] };
+        let mut kinds = KINDS.to_vec();
+        if segment {
+            kinds.push(Kind::NotFound);
+        } else if self.bucket.lock().tells_of_segments(location) {
+            kinds.push(Kind::LogNotFound);
+        }
         let verb = if options.head { "head" } else { "get" };
         let read = || self.bucket.lock().object(location).cloned().ok_or_else(|| status_error(404));
-        let object = self.pass(verb, location, kinds, read).await?;
+        let object = self.pass(verb, location, &kinds, read).await?;
         let size = object.bytes.len() as u64;
         let range = match &options.range {
             _ if options.head => 0..0,

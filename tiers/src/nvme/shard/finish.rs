@@ -148,7 +148,9 @@ impl<D: Device> Shard<D> {
             }
             Ok(outcome) => {
                 self.counters.recycled += u64::from(outcome.recycled);
-                self.done(index, Ok(Placed { crc32, allocated_bytes: outcome.stat.allocated_bytes }), out);
+                let victim_missed = victim.is_some() && !outcome.recycled;
+                let allocated_bytes = outcome.stat.allocated_bytes;
+                self.done(index, Ok(Placed { crc32, allocated_bytes, victim_missed }), out);
             }
             Err(error) => {
                 if error.cause == Cause::Missing {
@@ -185,7 +187,7 @@ impl<D: Device> Shard<D> {
         let corrupt = match result {
             Ok(_) => match self.verify(index, &key, slot, crc32) {
                 Ok(crc32) => {
-                    self.done(index, Ok(Placed { crc32, allocated_bytes: 0 }), out);
+                    self.done(index, Ok(Placed { crc32, ..Placed::default() }), out);
                     None
                 }
                 Err(error) => Some(error.to_string()),

@@ -211,6 +211,27 @@ async fn no_orphan_is_deleted_while_something_of_the_log_is_missing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn no_segment_is_an_orphan_because_a_read_of_the_log_lied() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    pause(1.0).await;
+    let live = a.store_object(&bucket, 1).await;
+    pause(HOUR * 2.0).await;
+    // So old that nobody would name it any more; and the newest time of the store.
+    bucket.put(&a.shared.names.leases().clone().join("now"), Bytes::new()).await;
+    bucket.set_fates(
+        |verb, path| {
+            if verb == Verb::Get && path.as_ref().contains("/log/") { Fate::Missing } else { Fate::Served }
+        },
+    );
+    let b = Node::start(&bucket, 2);
+    pause(10.0).await;
+    let mut collecting = by_hand(&b, Right::Always);
+    assert!(matches!(collecting.sweep(true).await, Err(Trouble::Stale)));
+    assert!(bucket.has(&a.shared.names.segment(live)).await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn room_is_made_from_what_was_not_used_for_longest() {
     let bucket = Bucket::new();
     let bytes = crate::object::folder::rig::SHAPE.object_bytes(1);

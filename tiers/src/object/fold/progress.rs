@@ -14,13 +14,15 @@ pub(super) struct Progress {
     contiguous: u64,
     /// And these, behind a missing one.
     beyond: BTreeSet<u64>,
+    /// The last that is known to have been written, though nobody could read it.
+    listed: u64,
     newest: Stamp,
 }
 
 impl Progress {
     /// All up to `contiguous`.
     pub fn covered(contiguous: u64, newest: Stamp) -> Self {
-        Self { contiguous, beyond: BTreeSet::new(), newest }
+        Self { contiguous, beyond: BTreeSet::new(), listed: 0, newest }
     }
 
     /// Takes note of one. False if it was there already; there is no log object 0.
@@ -35,6 +37,17 @@ impl Progress {
         }
         self.advance();
         true
+    }
+
+    /// One was listed and could not be read: missing until it is noted, even if none comes behind it.
+    pub fn miss(&mut self, sequence: u64, stamp: Stamp) {
+        self.listed = self.listed.max(sequence);
+        self.newest = self.newest.max(stamp);
+    }
+
+    /// Whether [`Self::miss`] was told of it, or of a later one, and it is missing still.
+    pub fn misses(&self, sequence: u64) -> bool {
+        sequence <= self.listed && !self.has(sequence)
     }
 
     fn advance(&mut self) {
@@ -57,16 +70,17 @@ impl Progress {
         sequence <= self.contiguous || self.beyond.contains(&sequence)
     }
 
-    /// Whether one is missing though a later one is there.
+    /// Whether one is missing though it, or a later one, is known to have been written.
     pub fn has_gap(&self) -> bool {
-        !self.beyond.is_empty()
+        !self.beyond.is_empty() || self.contiguous < self.listed
     }
 
     /// Gives up all that are missing.
     pub fn close(&mut self) {
-        while self.has_gap() {
+        while !self.beyond.is_empty() {
             self.skip_to_first();
         }
+        self.contiguous = self.contiguous.max(self.listed);
     }
 
     /// All up to this one are folded.

@@ -17,8 +17,10 @@ use crate::object::shared::Shared;
 const READS_AT_ONCE: usize = 16;
 /// One listing or one read, its retries included.
 const REQUEST: Duration = Duration::from_secs(10);
-/// Bytes that do not decode are asked for so often before they are believed.
+/// Bytes that do not decode are asked for so often before they are believed, and so is what is said not to be there though it was listed.
 const READS: u32 = 3;
+/// Pause after that was said.
+const GONE_PAUSE: Duration = Duration::from_millis(200);
 /// Stamps further ahead of the fastest clock seen are not believed: what ages by stamps would age at once. Stores refuse requests that
 /// were signed by such a clock.
 const MAX_AHEAD_MS: u64 = 30 * 60 * 1_000;
@@ -29,7 +31,7 @@ pub(super) enum Read {
     Object(Box<LogObject>),
     /// It is none: not to be asked for again.
     Bad(LogName),
-    /// It is gone though it was listed.
+    /// It is said not to be there, though it was listed: removed meanwhile, or the store does not tell the truth.
     Gone(LogName),
 }
 
@@ -75,7 +77,11 @@ pub(super) async fn read(shared: &Shared, names: Vec<LogName>, mut take: impl Fn
 
 async fn read_one(shared: &Shared, name: LogName) -> Result<Read, RequestError> {
     let path = shared.names.log(name);
+    let mut gone = false;
     for _ in 0..READS {
+        if gone {
+            tokio::time::sleep(GONE_PAUSE).await;
+        }
         let deadline: Time = shared.clock.now().plus(REQUEST);
         match shared.requests.get(Class::Sync, &path, MAX_LOG_BYTES as u64, deadline).await {
             Ok(bytes) => {
@@ -83,10 +89,15 @@ async fn read_one(shared: &Shared, name: LogName) -> Result<Read, RequestError> 
                     return Ok(Read::Object(Box::new(object)));
                 }
             }
-            Err(RequestError::NotFound) => return Ok(Read::Gone(name)),
+            Err(RequestError::NotFound) => {
+                shared.counters.logs_gone.bump();
+                gone = true;
+                continue;
+            }
             Err(RequestError::TooLarge | RequestError::Truncated) => {}
             Err(error) => return Err(error),
         }
+        gone = false;
     }
-    Ok(Read::Bad(name))
+    Ok(if gone { Read::Gone(name) } else { Read::Bad(name) })
 }

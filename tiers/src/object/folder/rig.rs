@@ -89,6 +89,8 @@ pub(crate) enum Fate {
     Failed,
     /// Done, and then said to have failed.
     DoneButFailed,
+    /// Said not to be there, whether it is or not.
+    Missing,
     Hangs,
 }
 
@@ -129,6 +131,9 @@ impl Bucket {
         let fate = (self.1.lock().unwrap())(verb, path);
         match fate {
             Fate::Failed => Err(failure()),
+            Fate::Missing => {
+                Err(object_store::Error::NotFound { path: path.to_string(), source: "made by the test".into() })
+            }
             Fate::Hangs => std::future::pending().await,
             fate => Ok(fate),
         }

@@ -40,12 +40,15 @@ impl From<RequestError> for Unread {
     }
 }
 
-/// The newest snapshot that can be read, folded; nothing if there is none, or none that is sound. Fails if the store does.
+/// The newest snapshot that can be read, folded; nothing if there is none, or none that is sound. Fails if the store does, and with
+/// [`RequestError::NotFound`] where one is listed, cannot be had, and none before it is sound: to begin with nothing would be to forget what
+/// lives.
 pub(super) async fn read_snapshot(shared: &Shared, deadline: Time) -> Result<(Fold, Option<Base>), RequestError> {
+    let mut gone = false;
     for _ in 0..ATTEMPTS {
+        gone = false;
         let mut numbers = manifest_numbers(shared, deadline).await?;
         numbers.reverse();
-        let mut gone = false;
         for number in numbers.into_iter().take(TRIED) {
             match read_whole(shared, number, deadline).await {
                 Ok((fold, base)) => return Ok((fold, Some(base))),
@@ -61,7 +64,7 @@ pub(super) async fn read_snapshot(shared: &Shared, deadline: Time) -> Result<(Fo
             break;
         }
     }
-    Ok((Fold::new(), None))
+    if gone { Err(RequestError::NotFound) } else { Ok((Fold::new(), None)) }
 }
 
 /// Numbers of all manifests, the oldest first.

@@ -112,6 +112,73 @@ async fn what_never_shows_is_given_up() {
     assert!(lists < 200, "{lists} listings in half an hour for one that is missing");
 }
 
+/// Answers to reads of the log: the first `lies` say that nothing is there.
+fn lie(bucket: &Bucket, lies: u32) {
+    let mut left = lies;
+    bucket.set_fates(move |verb, path| {
+        if verb != Verb::Get || !path.as_ref().contains("/log/") || left == 0 {
+            return Fate::Served;
+        }
+        left -= 1;
+        Fate::Missing
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_listed_and_said_not_to_be_there_is_asked_for_again() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    pause(1.0).await;
+    let first = a.store(1).await.unwrap();
+    for (name, lies) in [(2, 1), (3, 2), (4, 4)] {
+        lie(&bucket, lies);
+        let node = Node::start(&bucket, name);
+        pause(3.0).await;
+        assert_eq!(node.live(), [first]);
+        assert_eq!((node.shared.counters.logs_gone.get(), node.state.lock().fold.gaps().count()), (u64::from(lies), 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_said_not_to_be_there_for_long_is_a_gap_that_closes_when_it_comes() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    pause(1.0).await;
+    let first = a.store(1).await.unwrap();
+    lie(&bucket, u32::MAX);
+    let mut b = Node::start(&bucket, 2);
+    pause(10.0).await;
+    assert!(b.live().is_empty());
+    assert_eq!(b.state.lock().fold.gaps().collect::<Vec<_>>(), [first.writer], "though it is the last of its writer");
+    let resyncs = b.shared.counters.resyncs.get();
+    pause(300.0).await;
+    assert_eq!(b.shared.counters.resyncs.get(), resyncs, "everything is not read again for each listing");
+    lie(&bucket, 0);
+    pause(300.0).await;
+    assert_eq!((b.live(), told(&mut b)), (vec![first], vec![first]));
+    assert_eq!(b.state.lock().fold.gaps().count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_that_is_said_not_to_be_there_is_not_taken_for_none() {
+    let bucket = Bucket::new();
+    let mut a = Node::start(&bucket, 1);
+    a.collect();
+    pause(1.0).await;
+    let first = a.store_object(&bucket, 1).await;
+    pause(3_600.0).await;
+    assert!(!bucket.paths("/snapshots/").await.is_empty());
+    bucket.set_fates(|verb, path| {
+        if verb == Verb::Get && path.as_ref().contains("/snapshots/") { Fate::Missing } else { Fate::Served }
+    });
+    let mut b = Node::start(&bucket, 2);
+    pause(60.0).await;
+    assert!(b.state.lock().complete.is_none() && matches!(b.reports.try_recv(), Ok(Report::Unreachable)));
+    bucket.set_fates(|_, _| Fate::Served);
+    pause(60.0).await;
+    assert_eq!(b.live(), [first]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn damaged_objects_are_counted_and_passed_over() {
     let bucket = Bucket::new();
