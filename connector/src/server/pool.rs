@@ -260,13 +260,14 @@ impl Pool {
 
     /// Once a second.
     fn keep(&mut self, now: Time) {
+        self.keep_sessions(now);
+        self.keep_to_share();
+        // Before the step: it may begin to scrub a block, whose slot would show for a second after it is free again.
+        self.publish();
         if !self.manager.has_pending_work() {
             // Holds and pins end in a step.
             self.step_manager();
         }
-        self.keep_sessions(now);
-        self.keep_to_share();
-        self.publish();
         let is_paused = |session: &Session| session.connection.as_ref().is_some_and(Connection::is_paused);
         let paused = self.sessions.iter().filter(|(_, session)| is_paused(session));
         let paused: Vec<SessionId> = paused.map(|(id, _)| *id).collect();
