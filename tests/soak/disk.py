@@ -78,6 +78,9 @@ class Disk:
         self._detach()
         self._socket.unlink(missing_ok=True), self._pause.unlink(missing_ok=True)
         self._attach()
+        self._mount_anew()
+
+    def _mount_anew(self):
         # What the file system lost is found out by looking; without a journal that is much.
         subprocess.run(["e2fsck", "-f", "-y", self._device], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _run("mount", "-o", "errors=continue", self._device, self.path)
@@ -122,8 +125,7 @@ class Disk:
     def repair(self):
         """Mounted anew. Nobody may have a file of it open."""
         _run("umount", self.path)
-        subprocess.run(["e2fsck", "-p", self._device], check=False, stdout=subprocess.DEVNULL)
-        _run("mount", "-o", "errors=continue", self._device, self.path)
+        self._mount_anew()
 
     def free_bytes(self):
         room = os.statvfs(self.path)
