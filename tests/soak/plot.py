@@ -15,13 +15,15 @@ PANELS = (
     ("bucket", "MiB", MB, (("bucket_bytes", "allocated"),)),
     ("breakers: 0 in use, 1 probing, 2 off", "", 1, (("breaker_nvme", "NVMe"), ("breaker_object", "object"))),
 )
+# More than the picture is wide would not be seen.
+MOST_SAMPLES = 600
 COLOURS = ("#1f5fa8", "#c8541c", "#3b8a3e", "#8a3b86")
 SHADES = {"disk": "#f6d9c4", "files": "#f3cfd6", "clock": "#cfe9e6", "server": "#d6e3f3", "network": "#dcd6f0", "memory": "#f3e6b5", "daemon": "#e3e3e3", "engine": "#d8ecd5"}
 
 
 def draw(samples, faults):
     """`samples`: dictionaries with `s` (seconds) and what PANELS name, less what could not be had. `faults`: `kind`, `from` and `to`."""
-    samples = [dict(sample) for sample in samples]
+    samples = [dict(sample) for sample in samples[:: -(-len(samples) // MOST_SAMPLES) or 1]]
     for before, sample in zip(samples, samples[1:]):
         sample["rate"] = max(sample["requests"] - before["requests"], 0) / max(sample["s"] - before["s"], 1e-9)
     end = max([sample["s"] for sample in samples] + [1.0])

@@ -62,13 +62,14 @@ impl World {
 
     /// Under its final name a file is whole, and what the tier says it has is there: where the device tells the truth and the
     /// power stays on, whenever a process is killed. But a store that was given up may be published with any bytes by a process
-    /// that dies before it can remove it, and what a catalog tells of an unclean life, or a scan behind normal work, may be gone.
+    /// that dies before it can remove it, or that the disk does not let remove it; and what a catalog tells of an unclean life, or a scan
+    /// behind normal work, may be gone.
     fn check_publication(&self) -> Result<(), Reason> {
         if self.counts.power_losses > 0 || !self.settings.faults.are_honest() {
             return Ok(());
         }
         let damaged = self.counts.corrupt + self.life.tier.lock().stats().corrupt;
-        if damaged > self.counts.abandoned {
+        if damaged > self.counts.abandoned + self.disk.removals_failed() {
             return Err(Reason::Contract(format!("{damaged} damaged copies on an honest disk")));
         }
         let missing = self.disk.reads_of_nothing();

@@ -55,6 +55,7 @@ pub(crate) struct State {
     disorder: bool,
     weather_failures: u64,
     denied: u64,
+    removals_failed: u64,
     reads_of_nothing: u64,
 }
 
@@ -89,6 +90,7 @@ impl Disk {
             disorder: false,
             weather_failures: 0,
             denied: 0,
+            removals_failed: 0,
             reads_of_nothing: 0,
         })))
     }
@@ -170,6 +172,11 @@ impl Disk {
     /// Operations of the running process that read into memory and are not over.
     pub fn reads_held(&self) -> usize {
         self.lock().ops.values().filter(|op| op.is_read()).count()
+    }
+
+    /// Removals that failed: a file that had to go may still stand there.
+    pub fn removals_failed(&self) -> u64 {
+        self.lock().removals_failed
     }
 
     /// Removals of the running process that are not over.

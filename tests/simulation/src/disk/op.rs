@@ -403,6 +403,9 @@ impl Op {
             )),
             Err(error) => disk.trace.add(format_args!("{}:{} {what} {name} failed: {error}", self.root, self.tag)),
         }
+        let is_away = disk.weather[self.root] == Weather::Gone;
+        let remains = result.as_ref().is_err_and(|error| error.cause != Cause::Missing || is_away);
+        disk.removals_failed += u64::from(self.is_removal() && remains);
         self.result = Some(result);
     }
 }
