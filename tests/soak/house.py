@@ -1,6 +1,7 @@
 """The system under a soak: a daemon with its tiers, and engines that replay through it."""
 
 import atexit
+import http.client
 import json
 import os
 import pathlib
@@ -26,6 +27,8 @@ CGROUP = pathlib.Path("/sys/fs/cgroup/memory/terrace-soak")
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 # In the trace.
 TRACE_REQUESTS = 12_031
+# Between reclaims of the server's disk.
+RECLAIM_S = 20.0
 # Between looks at the disk's use.
 USAGE_S = 4.0
 
@@ -39,6 +42,7 @@ class House:
         self.socket, self._config = work / "terrace.sock", work / "terrace.toml"
         self.server = lab.Server(work / "server", PORT)
         self.proxy = lab.Proxy(self.server, PORT + 10)
+        Reclaim(self.server)
         (disk.path / "terrace").mkdir()
         self._config.write_text(
             f'[primary]\nblocks = {PRIMARY_BLOCKS}\n[geometry]\nblock_bytes = {BLOCK_BYTES}\n'
@@ -148,7 +152,7 @@ class House:
             found["descriptors"] = len(os.listdir(place / "fd"))
             with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=1) as answer:
                 text = answer.read().decode()
-        except (OSError, TypeError):
+        except (OSError, TypeError, http.client.HTTPException):
             return found
         total = lambda name, label="": sum(float(value) for labels, value in re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.M) if label in labels)
         for state in ("free", "writing", "evictable", "in_use", "limbo"):
@@ -226,6 +230,22 @@ class Engine:
         self._stops = True
         if self.runs():
             self.process.send_signal(signal.SIGTERM)
+
+
+class Reclaim:
+    """Has the server give back what was deleted: SeaweedFS does it every quarter of an hour, and an hour's segments would fill this machine's disk."""
+
+    def __init__(self, server):
+        threading.Thread(target=self._go, args=(f"http://{server.address}:{server.port + 1}/vol/vacuum?garbageThreshold=0.2",), daemon=True).start()
+
+    def _go(self, url):
+        while True:
+            time.sleep(RECLAIM_S)
+            try:
+                urllib.request.urlopen(url, timeout=10).close()
+            except (OSError, http.client.HTTPException):
+                # It was made sick.
+                pass
 
 
 class Usage:
