@@ -18,16 +18,16 @@ use super::refusal::Refusal;
 use super::stats::PoolStats;
 use super::wake::Wake;
 use crate::metrics::ServerPublisher;
-use crate::protocol::{ErrorCode, FrameHeader, Hello, Kind, MAX_HELLO_BYTES, ProtocolError, decode};
+use crate::protocol::{ErrorCode, FrameHeader, Kind, MAX_HELLO_BYTES};
 
 /// A connection says `Hello` within this time.
-const HELLO: Duration = Duration::from_secs(2);
+pub(super) const HELLO: Duration = Duration::from_secs(2);
 /// Connections that have not said it, at most.
-const MAX_UNOPENED: usize = 64;
+pub(super) const MAX_UNOPENED: usize = 64;
 /// Connections accepted before others are served.
 const ACCEPTS: usize = 64;
 /// Bytes read at once, or more.
-const READ_BYTES: usize = 4 << 10;
+pub(super) const READ_BYTES: usize = 4 << 10;
 /// How often it is looked whether the pools of a closing daemon are over.
 const NAP: Duration = Duration::from_millis(5);
 /// How often what was counted is published.
@@ -262,17 +262,7 @@ impl Acceptor {
     /// The first frame is here.
     fn hello(&mut self, token: u64, header: &FrameHeader) {
         let Some(unopened) = self.unopened.get_mut(&token) else { return };
-        let descriptor = unopened.connection.take_descriptor(header);
-        let Ok(Some((_, body))) = unopened.connection.input.frame(MAX_HELLO_BYTES) else { return };
-        let hello = decode::<Hello>("Hello", body);
-        unopened.connection.input.take(header);
-        let greeting = descriptor.and_then(|descriptor| {
-            if header.kind != Kind::Hello || header.flags.reply || header.flags.error || header.flags.one_way {
-                return Err(Refusal::from(ProtocolError::Kind { got: header.kind as u16 }));
-            }
-            let greeting = Greeting::check(hello?, self.pools.config(), usize::from(descriptor.is_some()))?;
-            Ok((greeting, descriptor))
-        });
+        let greeting = Greeting::take(&mut unopened.connection, header, self.pools.config());
         let (greeting, descriptor) = match greeting {
             Ok(greeting) => greeting,
             Err(refusal) => return self.malformed(token, header.sequence, &refusal),

@@ -1,11 +1,16 @@
 //! What a `Hello` must hold.
 
+use std::os::fd::OwnedFd;
+
 use terrace_config::{Config, Geometry, Namespace};
 
+use super::connection::Connection;
 use super::engine::MAX_WORKERS;
 use super::refusal::Refusal;
 use super::session::Role;
-use crate::protocol::{ErrorCode, Hello, VERSION, WireGeometry, WireNamespace};
+use crate::protocol::{
+    ErrorCode, FrameHeader, Hello, Kind, MAX_HELLO_BYTES, ProtocolError, VERSION, WireGeometry, WireNamespace, decode,
+};
 
 /// Longest name of an engine or client, in bytes.
 const MAX_NAME_BYTES: usize = 256;
@@ -21,6 +26,26 @@ pub(super) struct Greeting {
 }
 
 impl Greeting {
+    /// Takes the first frame of a connection, whose `header` it is and which is there as a whole: the greeting, and the descriptor that
+    /// came with it.
+    pub fn take(
+        connection: &mut Connection,
+        header: &FrameHeader,
+        config: &Config,
+    ) -> Result<(Self, Option<OwnedFd>), Refusal> {
+        let descriptor = connection.take_descriptor(header);
+        let hello = match connection.input.frame(MAX_HELLO_BYTES)? {
+            Some((_, body)) => decode::<Hello>("Hello", body),
+            None => return Err(Refusal::malformed("the first frame is not whole")),
+        };
+        connection.input.take(header);
+        let descriptor = descriptor?;
+        if header.kind != Kind::Hello || header.flags.reply || header.flags.error || header.flags.one_way {
+            return Err(Refusal::from(ProtocolError::Kind { got: header.kind as u16 }));
+        }
+        Ok((Self::check(hello?, config, usize::from(descriptor.is_some()))?, descriptor))
+    }
+
     /// Refuses what cannot be served, in the words of the client's user.
     pub fn check(hello: Hello, config: &Config, descriptors: usize) -> Result<Self, Refusal> {
         if hello.version_min > VERSION || hello.version_max < VERSION {

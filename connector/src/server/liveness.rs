@@ -3,10 +3,11 @@
 //! A session is over when it said `Bye`, when its process is gone, or when it closed its connection and owes no copy.
 //! One that owes some keeps its place without a connection until its process is gone.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrace_tiering::RequestId;
 use terrace_tiers::Time;
 
 use super::connection::Input;
@@ -18,7 +19,7 @@ use super::leases::Leases;
 use super::pool::{FRAMES_AT_ONCE, Pool, READ_BYTES};
 use super::pools::NewSession;
 use super::refusal::Refusal;
-use super::session::{Role, Session, SessionId};
+use super::session::{OpenRequest, Role, Session, SessionId};
 use crate::protocol::{ErrorCode, FrameFlags, HelloReply, Kind, VERSION};
 
 /// Where nobody tells that a process is gone, it counts as gone this long after it closed its connection.
@@ -268,9 +269,8 @@ impl Pool {
         for pins in std::mem::take(&mut session.pins) {
             self.manager.unpin(pins.id, &pins.keys);
         }
-        for open in std::mem::take(&mut session.requests).into_values() {
-            self.manager.finish_request(open.id);
-        }
+        let requests = std::mem::take(&mut session.requests);
+        self.finish_requests(&requests);
     }
 
     /// Whether a session without a connection may still copy to or from slots.
@@ -310,9 +310,7 @@ impl Pool {
         for pins in &session.pins {
             self.manager.unpin(pins.id, &pins.keys);
         }
-        for open in session.requests.values() {
-            self.manager.finish_request(open.id);
-        }
+        self.finish_requests(&session.requests);
         let name = &session.engine;
         let mut ended = Vec::new();
         if let Some(engine) = self.engines.get_mut(name) {
@@ -337,6 +335,7 @@ impl Pool {
             if engine.sessions == 0 {
                 // Whoever had to report them is over.
                 ended = engine.jobs.keys().copied().collect();
+                ended.sort_unstable();
                 for job in engine.jobs.values_mut() {
                     job.end(false);
                 }
@@ -352,6 +351,15 @@ impl Pool {
         self.counts.session(session.role, -1);
         self.count_engines();
         self.open.remove();
+    }
+
+    /// In the order in which they were opened: what they used is ranked in it, the same way each time.
+    fn finish_requests(&mut self, requests: &HashMap<u64, OpenRequest>) {
+        let mut ids: Vec<RequestId> = requests.values().map(|open| open.id).collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.manager.finish_request(id);
+        }
     }
 
     /// Those with a session. One without may have jobs that are still copied.

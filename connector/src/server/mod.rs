@@ -4,6 +4,8 @@
 //! its pool, which owns region, manager and tiers and serves its sessions with epoll: read a frame, call the manager,
 //! write the reply. No lock is taken on that path. Bytes of blocks never pass through the socket.
 //!
+//! [`InlineServer`] is the same pools without a thread, for a simulator.
+//!
 //! What a session may make the daemon do is bounded in every place ([`crate::protocol::WireLimits`]), and what breaks a
 //! rule ends with its own connection.
 
@@ -21,12 +23,14 @@ mod foreign;
 mod frames;
 mod handle;
 mod hello;
+mod inline;
 mod leases;
 mod listener;
 mod liveness;
 mod locks;
 mod lookup;
 mod options;
+mod parts;
 mod peer;
 mod poller;
 mod pool;
@@ -46,4 +50,6 @@ mod wake;
 pub use device::DeviceSource;
 pub use error::ServerError;
 pub use handle::{Server, ServerHandle};
+pub use inline::{InlineServer, PoolView, SessionView};
 pub use options::ServerOptions;
+pub use parts::PoolParts;

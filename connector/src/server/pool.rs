@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_config::Config;
-use terrace_primary::{Key, Region, RegionOptions, SlotId};
+use terrace_primary::{Key, Region, SlotId};
 use terrace_tiering::{Event, Located, Lookup, RequestId, StorePlan, TieringOffloadingManager};
-use terrace_tiers::{Clock, SecondaryTier, SystemClock, TierNamespace, Time, open_tier};
+use terrace_tiers::{Clock, Time};
 
 use super::connection::{Connection, Input};
 use super::counts::{Limit, PoolCounts};
@@ -15,6 +15,7 @@ use super::device::{Copiers, DeviceShare, DeviceSource};
 use super::engine::{Engine, Job, JobKind};
 use super::events::{EventLog, locality_byte, medium_byte};
 use super::frames::push_refusal;
+use super::parts::PoolParts;
 use super::poller::{Poller, Ready};
 use super::refusal::Refusal;
 use super::rows::Rows;
@@ -93,9 +94,10 @@ pub(super) struct Memory {
 }
 
 impl Pool {
-    /// Opens region and tiers. Waits for the directories, not for what is in them, and not for the region's pages.
+    /// A pool of these parts.
     pub fn open(
         config: Config,
+        parts: PoolParts,
         digest: [u8; 32],
         region_name: u64,
         wake: &Wake,
@@ -103,23 +105,7 @@ impl Pool {
         devices: Option<Arc<dyn DeviceSource>>,
     ) -> Result<Self, String> {
         let geometry = config.geometry;
-        let region = Region::start_behind(&RegionOptions {
-            slots: config.primary.blocks,
-            slot_stride: geometry.slot_stride(),
-            block_bytes: geometry.block_bytes,
-            huge_pages: config.primary.huge_pages,
-            lock_memory: config.primary.lock_memory,
-            numa_node: config.primary.numa_node,
-            prefault_threads: config.primary.prefault_threads,
-        });
-        let region = Arc::new(region.map_err(|error| told(&error))?);
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let mut tiers: Vec<Box<dyn SecondaryTier>> = Vec::with_capacity(config.tiers.len());
-        let namespace = TierNamespace::of(&config).map_err(|error| told(&error))?;
-        for tier in &config.tiers {
-            let opened = open_tier(tier, namespace.clone(), &geometry, Arc::clone(&region), Arc::clone(&clock));
-            tiers.push(opened.map_err(|error| told(&error))?);
-        }
+        let PoolParts { region, clock, tiers } = parts;
         let infos = tiers.iter().map(|tier| {
             let descriptor = tier.descriptor();
             TierInfo {
@@ -178,8 +164,12 @@ impl Pool {
 
     /// One pass: waits for something to happen, and serves it. True if the pool was woken: its inbox holds something.
     pub fn pass(&mut self, wake: &Wake) -> bool {
+        self.pass_within(self.timeout(), wake)
+    }
+
+    /// The same, and waits for `timeout` at most: zero does not sleep.
+    pub fn pass_within(&mut self, timeout: Duration, wake: &Wake) -> bool {
         let mut ready = std::mem::take(&mut self.memory.ready);
-        let timeout = self.timeout();
         self.poller.wait(Some(timeout), &mut ready);
         let mut woken = false;
         for event in &ready {

@@ -14,6 +14,7 @@ use super::device::DeviceSource;
 use super::error::ServerError;
 use super::frames::push_refusal;
 use super::hello::Greeting;
+use super::parts::PoolParts;
 use super::peer::Peer;
 use super::pool::Pool;
 use super::refusal::Refusal;
@@ -70,7 +71,8 @@ impl OpenSessions {
         Self { pool: Arc::default(), all: Arc::clone(all) }
     }
 
-    fn add(&self) {
+    /// One begins.
+    pub fn add(&self) {
         self.pool.fetch_add(1, Ordering::AcqRel);
         self.all.fetch_add(1, Ordering::AcqRel);
     }
@@ -312,9 +314,9 @@ impl PoolThread {
         let lent = self.arbiter.clone().map(|arbiter| Lent::new(arbiter, self.index));
         let config = self.config.for_pool(self.index, shape.namespace.clone(), shape.geometry, "Hello");
         let config = config.map_err(|error| super::pool::told(&error))?;
-        let digest = new.greeting.digest;
-        let mut pool =
-            Pool::open(config, digest, region_name(new.id), &self.wake, self.open.clone(), self.devices.clone())?;
+        let parts = PoolParts::open(&config)?;
+        let (digest, name, open) = (new.greeting.digest, region_name(new.id), self.open.clone());
+        let mut pool = Pool::open(config, parts, digest, name, &self.wake, open, self.devices.clone())?;
         pool.lend(lent);
         Ok(pool)
     }

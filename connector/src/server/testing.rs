@@ -10,6 +10,7 @@ use terrace_primary::Key;
 
 use super::connection::Connection;
 use super::hello::Greeting;
+use super::parts::PoolParts;
 use super::peer::Peer;
 use super::pool::Pool;
 use super::pools::{NewSession, OpenSessions};
@@ -54,7 +55,8 @@ pub(super) fn pool(hello: Hello, descriptor: Option<OwnedFd>, pidfd: Option<Owne
     let greeting = Greeting::check(hello, &config, usize::from(descriptor.is_some())).expect("a good Hello");
     let wake = Wake::new().expect("an eventfd");
     let (config, open) = (greeting.pool.clone(), OpenSessions::default());
-    let mut pool = Pool::open(config, greeting.digest, 1, &wake, open, None).expect("a pool");
+    let parts = PoolParts::open(&config).expect("memory, and no tiers");
+    let mut pool = Pool::open(config, parts, greeting.digest, 1, &wake, open, None).expect("a pool");
     while pool.region.ready_slots() < pool.region.slots() {
         pool.pass(&wake);
     }

@@ -17,6 +17,7 @@
 //! | `off`, `shrink`, `many` | what can be left out, making a failure short, many seeds on several threads |
 //!
 //! [`cluster`] is a second world: several nodes with the real [`ObjectTier`](terrace_tiers::object::ObjectTier) on one simulated bucket.
+//! `socket` is a fourth: engines over the daemon's real pools and the real protocol, through connections that are slow and break.
 //! `connector` is a third: an engine with memory of its own drives the real connector, whose copies are simulated, over the first one's disks.
 
 mod catalog;
@@ -38,6 +39,7 @@ pub mod rng;
 mod run;
 pub mod settings;
 mod shrink;
+mod socket;
 mod survival;
 mod tier;
 pub mod trace;

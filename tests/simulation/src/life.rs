@@ -55,6 +55,13 @@ pub(crate) struct Life {
 
 /// Opens the tiers and starts the manager over them. Panics where the real one would refuse its configuration: settings are drawn legal.
 pub(crate) fn open(settings: &Settings, start: &Start<'_>) -> (TieringOffloadingManager, SharedTier) {
+    let (tiers, tier) = open_tiers(settings, start);
+    let manager = TieringOffloadingManager::new(&settings.config, tiers, Arc::new(start.clock.clone()));
+    (manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")), tier)
+}
+
+/// Opens the tiers: all of them, and the NVMe tier among them once more.
+pub(crate) fn open_tiers(settings: &Settings, start: &Start<'_>) -> (Vec<Box<dyn SecondaryTier>>, SharedTier) {
     let config = &settings.config;
     let nvme = settings.nvme();
     let namespace = namespace_digest(start.namespace);
@@ -92,8 +99,7 @@ pub(crate) fn open(settings: &Settings, start: &Start<'_>) -> (TieringOffloading
             TierKind::Object(_) => panic!("the simulation has no object tier"),
         }
     });
-    let manager = TieringOffloadingManager::new(config, tiers.collect(), clock);
-    (manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")), tier)
+    (tiers.collect(), tier)
 }
 
 impl Life {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use terrace_simulation::{Off, Run, Scene, run_many, shrink};
 
-const USAGE: &str = "usage: terrace-simulation --seed N [--seeds K] [--steps M] [--threads T] [--trace] [--no-crc] [--no-faults] [--cluster | --connector] \
+const USAGE: &str = "usage: terrace-simulation --seed N [--seeds K] [--steps M] [--threads T] [--trace] [--no-crc] [--no-faults] [--cluster | --connector | --socket] \
                      [--off NAME,NAME..] [--shrink]";
 
 /// How many times longer than the failure a shorter run is tried.
@@ -33,6 +33,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Arguments> {
             "--no-faults" => parsed.template.faults = false,
             "--cluster" => parsed.template.scene = Scene::Cluster,
             "--connector" => parsed.template.scene = Scene::Connector,
+            "--socket" => parsed.template.scene = Scene::Socket,
             "--shrink" => parsed.shrink = true,
             _ => return None,
         }

@@ -8,6 +8,7 @@ use crate::connector::settings::Settings as ConnectorSettings;
 use crate::disk::{KIND_COUNT, Kind};
 use crate::run::Scene;
 use crate::settings::Settings;
+use crate::socket::settings::Settings as SocketSettings;
 
 /// Takes a part out of the settings.
 type LeaveOut<S = Settings> = fn(&mut S);
@@ -57,12 +58,26 @@ const CONNECTOR_PARTS: [(&str, LeaveOut<ConnectorSettings>); 10] = [
     ("connector.decoding", |settings| settings.prompt_only = true),
 ];
 
+/// Parts of a daemon's world beside those of its disks.
+const SOCKET_PARTS: [(&str, LeaveOut<SocketSettings>); 8] = [
+    ("socket.delays", |settings| settings.delay_per_mille = 0),
+    ("socket.cuts", |settings| settings.cut_per_mille = 0),
+    ("socket.deaths", |settings| settings.death_per_mille = 0),
+    ("socket.stalls", |settings| settings.stall_per_mille = 0),
+    ("socket.aborts", |settings| settings.abort_per_mille = 0),
+    ("socket.failing-copies", |settings| settings.fail_per_mille = 0),
+    ("socket.broken-rules", |settings| settings.misuse_per_mille = 0),
+    ("socket.engines", |settings| settings.engines = 1),
+];
+
 /// How many things can be left out of a world of disks: each kind of fault, then the parts.
 const DISKS: usize = KIND_COUNT + PARTS.len();
 /// And of a cluster's, behind those.
 const CLUSTER_END: usize = DISKS + bucket::KIND_COUNT + CLUSTER_PARTS.len();
 /// And of an engine's, behind those.
-const COUNT: usize = CLUSTER_END + CONNECTOR_PARTS.len();
+const CONNECTOR_END: usize = CLUSTER_END + CONNECTOR_PARTS.len();
+/// And of a daemon's, behind those.
+const COUNT: usize = CONNECTOR_END + SOCKET_PARTS.len();
 const _: () = assert!(COUNT <= 128, "a bit each");
 
 /// A set of things that are left out.
@@ -78,7 +93,8 @@ impl Off {
         let (of, and) = match scene {
             Scene::Disks => (0..DISKS, 0..0),
             Scene::Cluster => (DISKS..CLUSTER_END, 0..0),
-            Scene::Connector => (0..DISKS, CLUSTER_END..COUNT),
+            Scene::Connector => (0..DISKS, CLUSTER_END..CONNECTOR_END),
+            Scene::Socket => (0..DISKS, CONNECTOR_END..COUNT),
         };
         of.chain(and).filter(move |at| self.0 & (1 << at) == 0).map(move |at| Self(self.0 | 1 << at))
     }
@@ -118,6 +134,16 @@ impl Off {
         }
     }
 
+    /// Takes the things out of a daemon's settings, those of its disks among them.
+    pub(crate) fn apply_to_socket(self, settings: &mut SocketSettings) {
+        self.apply(&mut settings.disks);
+        for (at, (_, leave_out)) in SOCKET_PARTS.iter().enumerate() {
+            if self.0 & (1 << (at + CONNECTOR_END)) != 0 {
+                leave_out(settings);
+            }
+        }
+    }
+
     /// Takes the things out of a cluster's settings.
     pub(crate) fn apply_to_cluster(self, settings: &mut ClusterSettings) {
         for at in (0..CLUSTER_END - DISKS).filter(|at| self.0 & (1 << (at + DISKS)) != 0) {
@@ -131,6 +157,9 @@ impl Off {
 }
 
 fn name(at: usize) -> String {
+    if let Some(at) = at.checked_sub(CONNECTOR_END) {
+        return SOCKET_PARTS.get(at).map_or_else(String::new, |(name, _)| (*name).to_owned());
+    }
     if let Some(at) = at.checked_sub(CLUSTER_END) {
         return CONNECTOR_PARTS.get(at).map_or_else(String::new, |(name, _)| (*name).to_owned());
     }
@@ -159,13 +188,16 @@ mod tests {
 
     #[test]
     fn a_list_of_names_is_read_as_it_is_written() {
-        for list in ["ReadRot,weather,pins", "bucket.Hang,bucket.stops", "ReadRot,connector.aborts"] {
+        for list in ["ReadRot,weather,pins", "bucket.Hang,bucket.stops", "ReadRot,connector.aborts", "socket.cuts"] {
             assert_eq!(Off::parse(list).unwrap().to_string(), list);
         }
         assert_eq!(Off::parse("rain"), None);
-        for (scene, other) in
-            [(Scene::Disks, Scene::Connector), (Scene::Cluster, Scene::Disks), (Scene::Connector, Scene::Cluster)]
-        {
+        for (scene, other) in [
+            (Scene::Disks, Scene::Connector),
+            (Scene::Cluster, Scene::Disks),
+            (Scene::Connector, Scene::Cluster),
+            (Scene::Socket, Scene::Connector),
+        ] {
             let all = Off::NOTHING.one_more(scene).fold(Off::NOTHING, Off::and);
             assert_eq!(Off::parse(&all.to_string()), Some(all));
             assert_eq!((all.one_more(scene).count(), all.one_more(other).count() > 0), (0, true));

@@ -20,6 +20,8 @@ pub enum Scene {
     Cluster,
     /// One process with an engine's memory, a connector and copies, on its disks.
     Connector,
+    /// A daemon's pools and several engines that connect to it.
+    Socket,
 }
 
 /// What to run.
@@ -57,6 +59,7 @@ impl fmt::Display for Run {
             (!self.faults, " --no-faults"),
             (self.scene == Scene::Cluster, " --cluster"),
             (self.scene == Scene::Connector, " --connector"),
+            (self.scene == Scene::Socket, " --socket"),
         ] {
             f.write_str(if given { argument } else { "" })?;
         }
@@ -84,6 +87,7 @@ pub fn run(run: &Run) -> Outcome {
         Scene::Disks => {}
         Scene::Cluster => return crate::cluster::run(run),
         Scene::Connector => return crate::connector::run(run),
+        Scene::Socket => return crate::socket::run(run),
     }
     let trace = SharedTrace::new(run.print);
     let mut rng = Rng::new(run.seed);

@@ -1,0 +1,65 @@
+//! Engines over the daemon's real pools.
+//!
+//! The pools of [`InlineServer`](terrace_connector::server::InlineServer) run on the simulation's thread: sessions, leases, stores, liveness, the real
+//! manager, the real [`NvmeTier`](terrace_tiers::NvmeTier) on the disks of [`crate::disk`]. Engines speak the real protocol over socket
+//! pairs, through a relay that is slow and breaks at any byte. They copy into the pool's region, piece by piece, in any
+//! order, and die at any moment. The client's side is simulated: the real one reads the machine's clock. Sessions of role "tier" and copies on devices need
+//! threads, and are left out.
+//!
+//! | module | role |
+//! |---|---|
+//! | `settings`, `common` | what a seed decides once; what all share |
+//! | `wire` | a connection as the engine sees it, with its relay; a process whose end can be seen |
+//! | `copier`, `rank` | who copies; a worker with a session of its own |
+//! | `engine`, `decide`, `hear` | an engine; what its scheduler asks for; what it hears, and what must hold of that |
+//! | `world`, `check`, `ending` | steps, accidents, the daemon's ends; what must hold; how a run ends |
+
+mod check;
+mod common;
+mod copier;
+mod decide;
+mod ending;
+mod engine;
+mod hear;
+mod rank;
+pub(crate) mod settings;
+mod wire;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use self::settings::Settings;
+use self::world::World;
+use crate::failure::{Failure, Reason};
+use crate::rng::Rng;
+use crate::run::{Outcome, Run, panic_text};
+use crate::trace::SharedTrace;
+
+/// Runs one seed to its end or to its first failure.
+pub(crate) fn run(run: &Run) -> Outcome {
+    let trace = SharedTrace::new(run.print);
+    let mut rng = Rng::new(run.seed);
+    let mut settings = Settings::draw(&mut rng.fork("socket settings"), run.faults);
+    run.off.apply_to_socket(&mut settings);
+    trace.add(format_args!("{settings:?}"));
+    let mut world = World::new(settings, rng.fork("socket"), trace.clone(), run.verify_crc);
+    let mut step = 0;
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        for _ in 0..run.steps {
+            step += 1;
+            world.step()?;
+        }
+        world.come_to_rest()?;
+        world.read_back()
+    }));
+    let result = end.unwrap_or_else(|panic| Err(Reason::Panic(panic_text(&*panic))));
+    world.count_life();
+    let mut counts = std::mem::take(&mut world.common.counts);
+    counts.faults = world.faults_struck();
+    (counts.seeds, counts.steps) = (1, u64::from(step));
+    trace.add(format_args!("{counts:?}"));
+    // After a panic the daemon may be in no state to be let go of.
+    let _ = catch_unwind(AssertUnwindSafe(|| world.let_go()));
+    let failure = result.err().map(|reason| Failure { run: *run, step, reason });
+    Outcome { digest: trace.digest(), counts, failure }
+}
