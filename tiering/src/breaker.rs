@@ -249,7 +249,7 @@ mod tests {
             assert_eq!(breaker.state(), BreakerState::Closed);
             now = Time(now.0 + closed_for * SECOND);
             assert!(breaker.trip(now));
-            assert_eq!(breaker.allows(Time(now.0 + seconds * SECOND - 1)), false, "{closed_for} s are soon");
+            assert!(!breaker.allows(Time(now.0 + seconds * SECOND - 1)), "{closed_for} s are soon");
             assert!(breaker.allows(Time(now.0 + seconds * SECOND)));
         }
     }
