@@ -198,9 +198,9 @@ impl NvmeTier {
             let (name, bytes) = self.lanes.get_mut(usize::from(lane))?.strangers.pop_front()?;
             let ours = if name.namespace == self.namespace { self.index.find(&name.key) } else { None };
             match ours.and_then(|row| self.index.get(row)) {
-                // Stored again since it was found: the file is the index's.
+                // Stored again since it was found: the file is the index's, or will be replaced by the store.
                 Some(row) if row.lane == lane => {
-                    self.capacity.release(bytes);
+                    self.leave_to_next_store(lane, &name, bytes);
                     continue;
                 }
                 Some(_) => {}
