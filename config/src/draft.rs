@@ -76,6 +76,7 @@ impl Draft {
                 lock_memory: false,
                 numa_node: None,
                 prefault_threads: 0,
+                check_on_load: false,
             },
             geometry: Geometry { block_bytes: 0, tokens_per_block: 0, blocks_per_chunk: 0, groups: 0, hash_bytes: 0 },
             namespace: Namespace::default(),

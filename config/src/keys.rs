@@ -45,7 +45,7 @@ pub(crate) static SECTIONS: [Section; 9] = [
     Section { name: "server", doc: "The daemon, `terrace serve`. Not used in process.", keys: &SERVER },
 ];
 
-static PRIMARY: [Key<Draft>; 7] = [
+static PRIMARY: [Key<Draft>; 8] = [
     row(
         "capacity",
         Form::Size { min: 1, max: MAX_PRIMARY_BYTES },
@@ -94,6 +94,13 @@ static PRIMARY: [Key<Draft>; 7] = [
         number(0),
         |d| Place::Count(&mut d.config.primary.prefault_threads),
         "Threads that touch the region's pages at start. 0: one per CPU, eight at most.",
+    ),
+    row(
+        "check_on_load",
+        Form::Flag,
+        Preset::Is(Value::Flag(false)),
+        |d| Place::Flag(&mut d.config.primary.check_on_load),
+        "Compare a block with its CRC32 before it is loaded, if that was not done in the last ten seconds: for memory that is not trusted. Costs a read of the block.",
     ),
 ];
 

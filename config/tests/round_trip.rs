@@ -17,14 +17,16 @@ fn choice() -> impl Strategy<Value = Choice> {
 
 fn primary() -> impl Strategy<Value = PrimaryConfig> {
     let policy = prop_oneof![Just(Policy::Lru), Just(Policy::Arc)];
-    (1..=65_536_u32, policy, choice(), any::<bool>(), proptest::option::of(0..=1023_u32), 0..=256_u32).prop_map(
-        |(blocks, policy, huge_pages, lock_memory, numa_node, prefault_threads)| PrimaryConfig {
+    let flags = (any::<bool>(), any::<bool>());
+    (1..=65_536_u32, policy, choice(), flags, proptest::option::of(0..=1023_u32), 0..=256_u32).prop_map(
+        |(blocks, policy, huge_pages, (lock_memory, check_on_load), numa_node, prefault_threads)| PrimaryConfig {
             blocks,
             policy,
             huge_pages,
             lock_memory,
             numa_node,
             prefault_threads,
+            check_on_load,
         },
     )
 }
@@ -419,6 +421,7 @@ fn what_is_left_out_has_its_default() {
             lock_memory: false,
             numa_node: None,
             prefault_threads: 0,
+            check_on_load: false,
         },
         geometry: Geometry {
             block_bytes: 2 << 20,

@@ -208,7 +208,10 @@ fn build_in_process(
     for tier in &config.tiers {
         tiers.push(build_tier(options, config, tier, &namespace, &region, &clock)?);
     }
-    let manager = TieringOffloadingManager::new(config, tiers, clock)?;
+    let mut manager = TieringOffloadingManager::new(config, tiers, clock)?;
+    if config.primary.check_on_load {
+        manager.check_loads(Arc::clone(&region));
+    }
     let engine = match device {
         Some((driver, memory)) => cuda_engine(options, config, &driver, memory, &region)?,
         None if options.no_bytes => CopyEngineKind::Null.build()?,

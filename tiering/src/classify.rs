@@ -61,6 +61,7 @@ impl TieringOffloadingManager {
             }
         }
         self.scratch.indices = missing;
+        self.check_ready(classes, scope);
     }
 
     /// Asks one tier for the missing keys; those that it has, or does not know yet, are missing no more.

@@ -11,6 +11,7 @@ mod breaker;
 mod cascade;
 mod check;
 mod classify;
+mod dram_check;
 mod error;
 mod events;
 mod hold;

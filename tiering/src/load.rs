@@ -9,7 +9,8 @@ use crate::manager::TieringOffloadingManager;
 use crate::request::RequestId;
 
 impl TieringOffloadingManager {
-    /// Takes one reader on each of `keys`, given in prefix order, and appends their slots to `slots`. All are readable or nothing is done.
+    /// Takes one reader on each of `keys`, given in prefix order, and appends their slots to `slots`. All are readable or nothing is done
+    /// (with [`Self::check_loads`] also: all are what they were).
     /// Counts where each block came from, and makes them the most recent blocks, the first one the most. The request's holds
     /// end. Each reader ends with one `complete_load`.
     pub fn prepare_load(&mut self, id: RequestId, keys: &[Key], slots: &mut Vec<SlotId>) -> Result<(), TieringError> {
@@ -29,6 +30,15 @@ impl TieringOffloadingManager {
                     ControlFlow::Break(())
                 }
             });
+        }
+        if failed.is_none()
+            && let Some(damaged) = self.first_damaged(&slots[first..])
+        {
+            let at = slots[first..].iter().position(|slot| *slot == damaged).unwrap_or(0);
+            failed = Some(TieringError::NotResident { key: keys[at] });
+            // Its own holds do not keep it.
+            self.release_holds(id);
+            self.forget_damaged(damaged);
         }
         if failed.is_none() {
             let taken = slots[first..].iter().take_while(|slot| self.primary.acquire(**slot)).count();

@@ -94,6 +94,7 @@ impl TieringOffloadingManager {
                     }
                     _ => ControlFlow::Break(()),
                 });
+                self.check_ready(&mut classes, scope);
                 goes_on = self.answer_located(&classes, scan, scope, readers.as_deref_mut(), out);
                 rest = &rest[classes.len()..];
                 if !goes_on || classes.len() < run.len() {

@@ -100,6 +100,7 @@ impl TieringOffloadingManager {
     /// Ends the holds of earlier steps, and says whether the request waits for something.
     pub(crate) fn start_lookup(&mut self, id: RequestId, keys: usize) -> Option<bool> {
         let step = self.step;
+        self.start_dram_check();
         let request = self.requests.get_mut(&id)?;
         request.summary.keys_looked_up += keys as u64;
         if request.lookup_step != step {
@@ -131,14 +132,16 @@ impl TieringOffloadingManager {
             _ => ControlFlow::Break(()),
         });
         let hits = classes.len();
-        if hits == keys.len() {
+        if hits == keys.len() && self.dram.is_none() {
             out.resize(hits, Lookup::Hit);
             self.counts.hits += hits as u64;
             return;
         }
         let scope = self.scope(id, waiting);
-        let mut end = hits;
-        'scan: while end < keys.len() {
+        self.check_ready(classes, scope);
+        let absent = classes.iter().position(|class| *class == Class::Absent);
+        let mut end = absent.unwrap_or(hits);
+        'scan: while absent.is_none() && end < keys.len() {
             let until = keys.len().min(end + KEYS_AT_ONCE);
             classes.resize(until, Class::Absent);
             self.classify(&keys[end..until], &mut classes[end..until], scope);

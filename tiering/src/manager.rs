@@ -9,6 +9,7 @@ use terrace_tiers::{Clock, SecondaryTier, TierEvent, TierLookup, Time};
 use crate::MAX_TIERS;
 use crate::classify::Class;
 use crate::error::TieringError;
+use crate::dram_check::DramCheck;
 use crate::events::{Event, EventQueue};
 use crate::hold::Holds;
 use crate::id_map::IdMap;
@@ -52,6 +53,7 @@ pub struct TieringOffloadingManager {
     pub(crate) pins: Pins,
     pub(crate) suspects: Suspects,
     pub(crate) scrub: Scrub,
+    pub(crate) dram: Option<DramCheck>,
     pub(crate) events: EventQueue,
     pub(crate) counts: Stats,
     pub(crate) times: CallTimes,
@@ -129,6 +131,7 @@ impl TieringOffloadingManager {
             pins: Pins::default(),
             suspects: Suspects::new(config.deadlines.lookup),
             scrub,
+            dram: None,
             events: EventQueue::new(config.limits.events),
             counts: Stats::default(),
             times: CallTimes::new(),

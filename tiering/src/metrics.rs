@@ -70,6 +70,17 @@ pub static TABLE: Table<Stats> = Table {
         Family::one("terrace_stores_refused_total", "Calls to prepare a store that got nothing: no room.", |stats| {
             stats.stores_refused
         }),
+        Family::by(
+            "terrace_primary_checks_total",
+            "Blocks in DRAM that primary.check_on_load looked at, by outcome: compared, damaged (also counted as compared; anything but 0: \
+             this machine's memory, or a process that writes where it may not), deferred (left to the next lookup).",
+            "outcome",
+            &[
+                ("compared", |stats| stats.checks),
+                ("damaged", |stats| stats.checks_failed),
+                ("deferred", |stats| stats.checks_deferred),
+            ],
+        ),
         Family::one("terrace_held_slots", "Slots held for waiting requests.", |stats| stats.holds),
         Family::one("terrace_holds_expired_total", "Requests whose holds ended at deadlines.hold.", |stats| {
             stats.holds_expired

@@ -168,6 +168,7 @@ impl TieringOffloadingManager {
         self.promoting.remove(&slot);
         self.primary.publish(slot);
         self.primary.set_crc32(slot, crc32);
+        self.was_compared(slot, now);
         self.primary.set_origin(slot, tier as u8 + 1);
         self.tiers[tier].promotions.landed += 1;
         if let Some(key) = self.primary.key(slot) {

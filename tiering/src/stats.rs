@@ -52,6 +52,12 @@ pub struct Stats {
     pub holds_expired: u64,
     /// Blocks that `locate` found and did not give out: no reader was left.
     pub leases_refused: u64,
+    /// Blocks in DRAM that were compared with their CRC32.
+    pub checks: u64,
+    /// Of them, those that were not what they had been: once for each time.
+    pub checks_failed: u64,
+    /// Blocks that a lookup left to the next one to compare.
+    pub checks_deferred: u64,
     /// Gauge: pins.
     pub pins: u64,
     /// Pins refused: share exhausted.

@@ -117,8 +117,11 @@ impl Pool {
         let infos = infos.collect();
         let limits = limits(&config);
         let config = with_room(config);
-        let manager =
+        let mut manager =
             TieringOffloadingManager::new(&config, tiers, Arc::clone(&clock)).map_err(|error| told(&error))?;
+        if config.primary.check_on_load {
+            manager.check_loads(Arc::clone(&region));
+        }
         let poller = Poller::new().map_err(|errno| format!("epoll: {errno}"))?;
         poller.add(wake, WAKE).map_err(|errno| format!("epoll: {errno}"))?;
         let now = clock.now();

@@ -57,7 +57,11 @@ pub(crate) struct Life {
 pub(crate) fn open(settings: &Settings, start: &Start<'_>) -> (TieringOffloadingManager, SharedTier) {
     let (tiers, tier) = open_tiers(settings, start);
     let manager = TieringOffloadingManager::new(&settings.config, tiers, Arc::new(start.clock.clone()));
-    (manager.unwrap_or_else(|error| panic!("the manager does not start: {error}")), tier)
+    let mut manager = manager.unwrap_or_else(|error| panic!("the manager does not start: {error}"));
+    if settings.config.primary.check_on_load {
+        manager.check_loads(Arc::clone(start.region));
+    }
+    (manager, tier)
 }
 
 /// Opens the tiers: all of them, and the NVMe tier among them once more.

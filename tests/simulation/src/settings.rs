@@ -108,16 +108,18 @@ impl Settings {
 pub(crate) fn config(rng: &mut Rng, geometry: Geometry) -> Config {
     let seconds = |rng: &mut Rng, from: u64, to: u64| Duration::from_millis(rng.between(from * 1000, to * 1000));
     let lookup = seconds(rng, 1, 3);
+    let blocks = rng.between(4, u64::from(MOST_SLOTS)) as u32;
     Config {
         server: Default::default(),
         copy: Default::default(),
         primary: PrimaryConfig {
-            blocks: rng.between(4, u64::from(MOST_SLOTS)) as u32,
+            blocks,
             policy: [Policy::Lru, Policy::Arc][rng.index(2)],
             huge_pages: Choice::Off,
             lock_memory: false,
             numa_node: None,
             prefault_threads: 1,
+            check_on_load: blocks.is_multiple_of(2),
         },
         geometry,
         namespace: Namespace::default(),

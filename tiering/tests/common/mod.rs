@@ -40,6 +40,7 @@ pub fn config(blocks: u32) -> Config {
             lock_memory: false,
             numa_node: None,
             prefault_threads: 1,
+            check_on_load: false,
         },
         geometry: Geometry { block_bytes: 4096, tokens_per_block: 16, blocks_per_chunk: 1, groups: 1, hash_bytes: 32 },
         namespace: Namespace::default(),

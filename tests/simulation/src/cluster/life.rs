@@ -60,7 +60,10 @@ impl Life {
         let tier = ObjectTier::with_host(options, Arc::new(view), &Path::from(PREFIX), writer, seed, host);
         let tier = tier.unwrap_or_else(|error| panic!("the tier does not open: {error}"));
         let manager = TieringOffloadingManager::new(&settings.config, vec![Box::new(tier)], clock);
-        let manager = manager.unwrap_or_else(|error| panic!("the manager does not start: {error}"));
+        let mut manager = manager.unwrap_or_else(|error| panic!("the manager does not start: {error}"));
+        if settings.config.primary.check_on_load {
+            manager.check_loads(Arc::clone(&region));
+        }
         Self { manager, driver, region, requests: Requests::new(), namespace }
     }
 }
