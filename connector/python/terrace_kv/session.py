@@ -417,6 +417,9 @@ class SchedulerSession:
         self._connection = None
         self._welcome = None
         self._epoch = 0
+        for _, job in self._overdue.values():
+            if job:
+                self._steps.give_up(job)
         self._overdue.clear()
         self._ahead.clear()
         self._trouble_since = None
@@ -462,6 +465,8 @@ class SchedulerSession:
             log.debug("terrace: %s", error)
             return None
         except ConnectionLost as error:
+            if job:
+                self._steps.give_up(job)
             self._broken(error)
             return None
         # From here on a reply comes, also if the wait for it is interrupted.

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from .counters import Counters
 from .protocol import CompletedJob, EndStep, EndStepReply, JobOutcome, LeaseEnd, RowsDone
 
+#: Stores that are given up and were not told so yet, at most: the oldest are forgotten, and end with the workers' sessions.
+_GIVEN_UP = 64
 #: Keys whose use is remembered until it can be told.
 _TOUCHED_KEYS = 65536
 
@@ -35,6 +37,8 @@ class Steps:
         self._finished: list[int] = []
         self._touched = b""
         self._want = 0
+        # Stores that nobody will copy for, with the end of a step that said so, 0 before: also those of lost connections.
+        self._given_up: dict[int, int] = {}
 
     def open_request(self, request: int, limit: int) -> bool:
         """A call names this request. False: `limit` are open already."""
@@ -54,8 +58,12 @@ class Steps:
             self._open_leases.add(lease)
 
     def give_up(self, job: int) -> None:
-        """The store of this name was prepared too late to be used: the next end of a step says so."""
-        self._completed.append(CompletedJob(job, False))
+        """The store of this name was prepared too late to be used, or perhaps, before its connection was lost: ends of steps say so until one is
+        answered.
+        """
+        self._given_up[job] = 0
+        if len(self._given_up) > _GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
 
     def end(
         self,
@@ -91,19 +99,24 @@ class Steps:
         if not self._kept:
             return None
         touched = self._touched[: most_keys * self._key_bytes]
-        return EndStep(self._leases, self._completed, self._finished, touched, self._want)
+        given_up = [CompletedJob(job, False) for job, sequence in self._given_up.items() if not sequence]
+        return EndStep(self._leases, self._completed + given_up, self._finished, touched, self._want)
 
     def sent(self, sequence: int) -> None:
         """The message was sent as this."""
         self._unanswered[sequence] = [end.job for end in self._leases if end.job]
+        self._given_up = {job: told or sequence for job, told in self._given_up.items()}
         self._clear()
 
     def answered(self, sequence: int) -> bool:
         """A reply came. False: it is none to an end of a step."""
+        if self._given_up:
+            self._given_up = {job: told for job, told in self._given_up.items() if told != sequence}
         return self._unanswered.pop(sequence, None) is not None
 
     def refused(self, sequence: int) -> None:
         """An end of a step was refused, whole: the loads that it named have failed."""
+        self._given_up = {job: 0 if told == sequence else told for job, told in self._given_up.items()}
         for job in self._unanswered.pop(sequence, ()):
             self._outcomes().append(JobOutcome(job, False))
 
@@ -135,6 +148,7 @@ class Steps:
         self._requests.clear()
         self._open_leases.clear()
         self._unanswered.clear()
+        self._given_up = dict.fromkeys(self._given_up, 0)
         self._workers = self._events_lost = 0
         self._clear()
 

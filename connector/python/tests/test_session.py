@@ -324,6 +324,31 @@ def test_a_store_that_is_prepared_too_late_is_given_up(fake: Fake, opened: Open)
     assert said.leases[0].lease == live.lease
 
 
+def test_a_store_whose_reply_was_lost_is_given_up_on_later_connections(fake: Fake, path: str, opened: Open) -> None:
+    session = opened(call_budget_s=0.2)
+    lost = next_job()
+    fake.on[Kind.PREPARE_STORE] = lambda peer, frame: None
+    assert session.prepare_store(1, lost, keys(1, 2)) is None
+    epochs = {0, session.epoch}
+    fake.end()
+    gave_up = [CompletedJob(lost, False)]
+    # The one that hears of it first dies before it answers.
+    for answers in (False, True):
+        another = Fake(path)
+        if not answers:
+            another.on[Kind.END_STEP] = lambda peer, frame: None
+        eventually(lambda: session.epoch not in epochs, "another connection")
+        epochs.add(session.epoch)
+        session.end_step()
+        assert step_of(another.wait_seen(Kind.END_STEP, 1)[0]).completed == gave_up
+        if answers:
+            assert session.ping() is not None
+            session.end_step()
+            assert step_of(another.wait_seen(Kind.END_STEP, 2)[1]).completed == []
+            session.close()
+        another.end()
+
+
 def test_stores(fake: Fake, opened: Open) -> None:
     session = opened()
     stored = session.prepare_store(1, next_job(), keys(1, 2))
