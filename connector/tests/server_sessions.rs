@@ -279,3 +279,32 @@ fn namespaces_have_pools_of_their_own_as_far_as_they_go() {
     assert_eq!(Client::try_open(&socket, &of("c")).err(), Some(ErrorCode::Limit));
     assert_eq!(daemon.refused("pools"), 1.0);
 }
+
+/// DRAM can rot, and whoever maps the region can write where it may not.
+#[test]
+fn a_block_that_changed_in_memory_is_brought_anew() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut config = config(16, MEMORY, dir.path());
+    config.primary.check_on_load = true;
+    let handle = Server::start(&config, ServerOptions::default()).expect("the daemon starts");
+    let daemon = Daemon { handle, config, dir };
+    let mut boss = Client::open(&daemon.socket(), &scheduler("e", 0));
+    boss.await_slots();
+    let plan = boss.prepare(1, 1, keys(0..4));
+    let slots = numbers(&plan.slots);
+    for (n, slot) in slots.iter().enumerate() {
+        boss.write(*slot, n as u32);
+    }
+    boss.complete(&[(1, true)]);
+    until("all is stored below", || value(&boss.stats(), "terrace_tier_blocks{tier=\"memory\"}") == 4.0);
+    boss.write(slots[2], 77);
+    let found = boss.lookup(2, Scan::Prefix, keys(0..4));
+    assert_eq!(answers(&found), [hit(), hit(), Answer::Retry, hit()]);
+    let wait = LeaseEnd { lease: found.lease, job: 0, load: Vec::new(), wait: numbers_to_bytes([2]) };
+    boss.end_step(&EndStep { leases: vec![wait], ..EndStep::default() });
+    until("it is there again", || daemon.resident() == 4.0);
+    let found = boss.lookup(2, Scan::Prefix, keys(0..4));
+    assert_eq!(answers(&found), [hit(), hit(), Answer::Hit { origin: 1 }, hit()]);
+    assert_eq!(boss.read(numbers(&found.slots)[2]), block(2));
+    assert_eq!(daemon.stat("terrace_primary_checks_total{outcome=\"damaged\""), 1.0);
+}

@@ -275,6 +275,10 @@ impl NvmeTier {
             // A second copy: blocks were striped over other directories in an earlier life. No catalog can name both.
             self.capacity.charge(found.allocated_bytes);
             self.remove_file(lane, found.name, found.allocated_bytes);
+        } else if !self.index.is_ready(row) {
+            // An earlier life's, whose block is stored anew just now.
+            self.capacity.charge(found.allocated_bytes);
+            self.leave_to_next_store(lane, &found.name, found.allocated_bytes);
         }
         true
     }

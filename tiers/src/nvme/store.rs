@@ -247,7 +247,7 @@ impl NvmeTier {
 
     /// Where a file that had to go belongs to a block of the index again, its next store replaces it: it must not be removed, and stays
     /// counted until that store is done. False: it does not belong to one.
-    fn leave_to_next_store(&mut self, lane: u8, name: &BlockName, bytes: u64) -> bool {
+    pub(super) fn leave_to_next_store(&mut self, lane: u8, name: &BlockName, bytes: u64) -> bool {
         let row = if name.namespace == self.namespace { self.index.find(&name.key) } else { None };
         let Some((row, known)) = row.and_then(|row| Some((row, *self.index.get(row)?))) else { return false };
         if known.lane != lane {
