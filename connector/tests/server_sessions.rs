@@ -295,7 +295,7 @@ fn a_block_that_changed_in_memory_is_brought_anew() {
     for (n, slot) in slots.iter().enumerate() {
         boss.write(*slot, n as u32);
     }
-    boss.complete(&[(1, true)]);
+    boss.end_step(&EndStep { completed: vec![CompletedJob { job: 1, ok: true }], ..EndStep::default() });
     until("all is stored below", || value(&boss.stats(), "terrace_tier_blocks{tier=\"memory\"}") == 4.0);
     boss.write(slots[2], 77);
     let found = boss.lookup(2, Scan::Prefix, keys(0..4));

@@ -627,7 +627,7 @@ class SchedulerSession:
         connection, welcome = self._connection, self._welcome
         if connection is None or welcome is None:
             return False
-        message = self._steps.message(welcome.limits.keys_per_message)
+        message = self._steps.message(welcome.limits.keys_per_message, welcome.limits.jobs)
         if message is None:
             return True
         sequence = next(self._sequence)

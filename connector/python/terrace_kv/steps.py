@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .counters import Counters
 from .protocol import CompletedJob, EndStep, EndStepReply, JobOutcome, LeaseEnd, RowsDone
 
-#: Stores that are given up and were not told so yet, at most: the oldest are forgotten, and end with the workers' sessions.
-_GIVEN_UP = 64
+#: Ends of jobs that no daemon has confirmed, at most: the oldest are forgotten, and their slots come back with the process.
+_OWED_ENDS = 65536
 #: Keys whose use is remembered until it can be told.
 _TOUCHED_KEYS = 65536
 
@@ -16,8 +16,8 @@ _TOUCHED_KEYS = 65536
 class Steps:
     """Gathers what is to be said at the end of a step, and what was answered.
 
-    What it keeps while nothing can be sent is bounded by what the daemon allows to be open: only leases, jobs and
-    requests of the present connection are named.
+    What it keeps while nothing can be sent is bounded by what the daemon allows to be open: only leases and requests of the present connection
+    are named. Ends of jobs are told until they are confirmed, on whatever connection: the daemon keeps a job's slots until then.
     """
 
     def __init__(self, key_bytes: int) -> None:
@@ -33,12 +33,13 @@ class Steps:
         # all leases.
         self._kept = 0
         self._leases: list[LeaseEnd] = []
-        self._completed: list[CompletedJob] = []
         self._finished: list[int] = []
         self._touched = b""
         self._want = 0
-        # Stores that nobody will copy for, with the end of a step that said so, 0 before: also those of lost connections.
-        self._given_up: dict[int, int] = {}
+        # Jobs that ended: whether well, and the end of a step that said so, 0 before.
+        self._ends: dict[int, tuple[bool, int]] = {}
+        # Those that the last message names.
+        self._named: list[int] = []
 
     def open_request(self, request: int, limit: int) -> bool:
         """A call names this request. False: `limit` are open already."""
@@ -58,12 +59,8 @@ class Steps:
             self._open_leases.add(lease)
 
     def give_up(self, job: int) -> None:
-        """The store of this name was prepared too late to be used, or perhaps, before its connection was lost: ends of steps say so until one is
-        answered.
-        """
-        self._given_up[job] = 0
-        if len(self._given_up) > _GIVEN_UP:
-            del self._given_up[next(iter(self._given_up))]
+        """The store of this name was prepared too late to be used, or perhaps, before its connection was lost."""
+        self._ended(job, False)
 
     def end(
         self,
@@ -82,7 +79,8 @@ class Steps:
                 counters.void_loads += 1
                 self._outcomes().append(JobOutcome(end.job, False))
         self._open_leases.clear()
-        self._completed.extend(completed)
+        for each in completed:
+            self._ended(each.job, each.ok)
         for request in finished:
             if request in self._requests:
                 self._requests.discard(request)
@@ -94,29 +92,31 @@ class Steps:
             counters.kept_steps += 1
         self._kept += 1
 
-    def message(self, most_keys: int) -> EndStep | None:
+    def message(self, most_keys: int, most_jobs: int) -> EndStep | None:
         """What is to be sent; None if nothing is."""
         if not self._kept:
             return None
         touched = self._touched[: most_keys * self._key_bytes]
-        given_up = [CompletedJob(job, False) for job, sequence in self._given_up.items() if not sequence]
-        return EndStep(self._leases, self._completed + given_up, self._finished, touched, self._want)
+        self._named = [job for job, (_, told) in self._ends.items() if not told][:most_jobs]
+        completed = [CompletedJob(job, self._ends[job][0]) for job in self._named]
+        return EndStep(self._leases, completed, self._finished, touched, self._want)
 
     def sent(self, sequence: int) -> None:
         """The message was sent as this."""
         self._unanswered[sequence] = [end.job for end in self._leases if end.job]
-        self._given_up = {job: told or sequence for job, told in self._given_up.items()}
+        for job in self._named:
+            self._ends[job] = (self._ends[job][0], sequence)
         self._clear()
 
     def answered(self, sequence: int) -> bool:
         """A reply came. False: it is none to an end of a step."""
-        if self._given_up:
-            self._given_up = {job: told for job, told in self._given_up.items() if told != sequence}
+        if self._ends:
+            self._ends = {job: end for job, end in self._ends.items() if end[1] != sequence}
         return self._unanswered.pop(sequence, None) is not None
 
     def refused(self, sequence: int) -> None:
         """An end of a step was refused, whole: the loads that it named have failed."""
-        self._given_up = {job: 0 if told == sequence else told for job, told in self._given_up.items()}
+        self._tell_again(lambda told: told == sequence)
         for job in self._unanswered.pop(sequence, ()):
             self._outcomes().append(JobOutcome(job, False))
 
@@ -148,13 +148,21 @@ class Steps:
         self._requests.clear()
         self._open_leases.clear()
         self._unanswered.clear()
-        self._given_up = dict.fromkeys(self._given_up, 0)
+        self._tell_again(lambda told: True)
         self._workers = self._events_lost = 0
         self._clear()
 
     def rows(self) -> list[RowsDone]:
         """Where a session adds row copies whose end it knows by itself."""
         return self._synthetic().rows
+
+    def _ended(self, job: int, ok: bool) -> None:
+        self._ends[job] = (ok, 0)
+        if len(self._ends) > _OWED_ENDS:
+            del self._ends[next(iter(self._ends))]
+
+    def _tell_again(self, which: Callable[[int], bool]) -> None:
+        self._ends = {job: (ok, 0 if which(told) else told) for job, (ok, told) in self._ends.items()}
 
     def _outcomes(self) -> list[JobOutcome]:
         return self._synthetic().jobs
@@ -166,5 +174,5 @@ class Steps:
 
     def _clear(self) -> None:
         self._kept = 0
-        self._leases, self._completed, self._finished = [], [], []
+        self._leases, self._finished, self._named = [], [], []
         self._touched, self._want = b"", 0
