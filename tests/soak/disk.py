@@ -43,6 +43,8 @@ class Disk:
         self._rate.write_text("0\n")
         self._served.touch()
         self.path.mkdir()
+        # The file system has lost writes of its own: names that were removed may be back, and what was made may be gone, until it is mounted anew.
+        self.is_damaged = False
         self._log = (self._place / "log").open("w")
         atexit.register(self.end)
         self._attach()
@@ -84,11 +86,13 @@ class Disk:
         # What the file system lost is found out by looking; without a journal that is much.
         subprocess.run(["e2fsck", "-f", "-y", self._device], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _run("mount", "-o", "errors=continue", self._device, self.path)
+        self.is_damaged = False
 
     def fail(self, fails=True):
         """Every operation of the device ends with EIO, or none any more."""
         if fails:
             self._fails.touch()
+            self.is_damaged = True
         else:
             self._fails.unlink(missing_ok=True)
 

@@ -143,7 +143,7 @@ class House:
 
     def sample(self):
         """What the daemon holds now; less where it cannot say."""
-        found = {"nvme_bytes": self.usage.blocks, "catalog_bytes": self.usage.catalog, "cgroup_bytes": int((CGROUP / "memory.usage_in_bytes").read_text())}
+        found = {"disk_is_damaged": self.disk.is_damaged, "nvme_bytes": self.usage.blocks, "catalog_bytes": self.usage.catalog, "cgroup_bytes": int((CGROUP / "memory.usage_in_bytes").read_text())}
         place = pathlib.Path(f"/proc/{self.process.pid}")
         try:
             status = (place / "status").read_text()
@@ -249,7 +249,9 @@ class Reclaim:
 
 
 class Usage:
-    """Bytes that blocks and the catalog below a directory take of the disk. A thread looks, for one that hangs keeps whoever looks."""
+    """Bytes that blocks and the catalog below a directory take of the disk. A thread looks, for one that hangs keeps whoever looks. A file that gets
+    another name meanwhile is counted once.
+    """
 
     def __init__(self, directory):
         self.blocks = self.catalog = 0
@@ -257,12 +259,13 @@ class Usage:
 
     def _look(self, directory):
         while True:
-            found = {True: 0, False: 0}
+            found = {True: {}, False: {}}
             for place, _, names in os.walk(directory):
                 for name in names:
                     try:
-                        found["/catalog" in place] += os.lstat(os.path.join(place, name)).st_blocks * 512
+                        status = os.lstat(os.path.join(place, name))
+                        found["/catalog" in place][status.st_ino] = status.st_blocks * 512
                     except OSError:
                         pass
-            self.blocks, self.catalog = found[False], found[True]
+            self.blocks, self.catalog = sum(found[False].values()), sum(found[True].values())
             time.sleep(USAGE_S)
