@@ -11,12 +11,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use terrace_connector::client::{ClientError, ClientOptions, Machine, Opened, Opening};
 use terrace_connector::protocol::ErrorCode;
-use terrace_connector::server::InlineServer;
 use terrace_tiers::{Clock, ManualClock, Time};
 
 use super::super::wire::{Process, pair};
-use super::super::world::Below;
 use super::relay::Relay;
+use super::{SharedBelow, SharedServer};
 use crate::rng::Rng;
 
 /// How long an answer to `Hello` is waited for.
@@ -27,8 +26,8 @@ const TURN_NS: u64 = 20_000;
 /// What a client's process has of the world.
 pub(crate) struct Surroundings {
     pub clock: ManualClock,
-    pub server: Rc<RefCell<InlineServer>>,
-    pub below: Rc<RefCell<Vec<Below>>>,
+    pub server: SharedServer,
+    pub below: SharedBelow,
     pub rng: Rng,
     pub options: ClientOptions,
     /// The engine's name.
@@ -48,7 +47,7 @@ pub(crate) struct Surroundings {
 
 impl Surroundings {
     pub fn new(
-        (clock, server, below): (ManualClock, Rc<RefCell<InlineServer>>, Rc<RefCell<Vec<Below>>>),
+        (clock, server, below): (ManualClock, SharedServer, SharedBelow),
         rng: Rng,
         (options, name, process): (ClientOptions, String, Process),
         delay_per_mille: u32,

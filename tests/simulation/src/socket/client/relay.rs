@@ -68,6 +68,7 @@ impl Relay {
 
     /// Breaks, after any part of what is on its way has come through.
     pub fn cut(&mut self, rng: &mut Rng) {
+        self.read_client();
         self.write_server(rng.index(self.to_server.len() + 1));
         self.write_client(rng.index(self.to_client.len() + 1));
         (self.client, self.server) = (None, None);
