@@ -111,14 +111,50 @@ fn a_lost_connection_is_forgotten_and_found_again() {
         manager.session().state() == SessionState::Ready
     });
     daemon.take_told();
-    // A completion of before means nothing to the new connection, and is told to nobody.
+    // The end of a job of before is told first, once: the daemon keeps its slots until then.
     manager.complete_store(ID, JobId(0), &full, true).unwrap();
     assert_eq!(ask(&mut manager), [Lookup::Hit; 3]);
     manager.end_step();
-    until("the end of the step", || daemon.told.lock().unwrap().len() == 2);
-    assert!(daemon.steps().iter().all(|step| step.completed.is_empty()));
+    until("the end of the step", || daemon.told.lock().unwrap().len() == 3);
+    let told = daemon.take_told();
+    let [Told::EndStep(first), Told::Lookup(_), Told::EndStep(second)] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((&first.completed[..], &second.completed[..]), (&[CompletedJob { job: 1, ok: true }][..], &[][..]));
     let counters = manager.counters();
     assert_eq!((counters.connects, counters.disconnects, counters.protocol_faults), (2, 1, 0));
+}
+
+#[test]
+fn a_store_whose_answer_was_lost_is_given_up_on_the_next_connection() {
+    for is_late in [true, false] {
+        let mut daemon = FakeDaemon::new();
+        daemon.start();
+        let mut options = daemon.options();
+        options.call_budget = Duration::from_millis(if is_late { 20 } else { 5_000 });
+        let mut manager = daemon.manager_with(options);
+        daemon.sleep(is_late);
+        if !is_late {
+            daemon.hang_up();
+        }
+        assert!(!manager.prepare_store(ID, JobId(3), &keys(0..3, 0), &mut StorePlan::default()).unwrap());
+        let expected = if is_late { SessionState::Stalled } else { SessionState::Away };
+        assert_eq!(manager.session().state(), expected);
+        if is_late {
+            daemon.hang_up();
+            daemon.sleep(false);
+        }
+        until("a new connection", || {
+            manager.poll_once();
+            manager.counters().connects == 2
+        });
+        for _ in 0..2 {
+            manager.end_step();
+            manager.begin_request(client_support::context(2)).unwrap();
+            manager.prepare_lookup(RequestId(2), vec![prefix(&keys(5..9, 0))]).unwrap();
+            manager.finish_request(RequestId(2));
+        }
+        let told: Vec<_> = daemon.steps().into_iter().flat_map(|step| step.completed).collect();
+        assert_eq!(told, [CompletedJob { job: 4, ok: false }], "once; late: {is_late}");
+    }
 }
 
 #[test]

@@ -1,12 +1,9 @@
-//! Frames over a socket that never blocks: bytes wait in two buffers, and waiting for them is a call of its own, with
-//! a deadline.
+//! Frames over a socket that never blocks: bytes wait in two buffers, and whoever holds it waits for them.
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recv, recvmsg, send};
 
@@ -71,6 +68,11 @@ impl Connection {
             most_body_bytes: MAX_HELLO_BYTES,
             descriptors: Vec::new(),
         })
+    }
+
+    /// What to wait for.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Bodies up to this length are taken from now on.
@@ -181,30 +183,5 @@ impl Connection {
         let frame = Frame { header, body: body.to_vec() };
         self.input.take(&header);
         Ok(Some(frame))
-    }
-
-    /// Waits until there is something to read, or room to send what waits. False: the deadline came first.
-    pub fn wait(&self, deadline: Instant) -> Result<bool, Broken> {
-        let mut wanted = PollFlags::IN;
-        if self.is_backed_up() {
-            wanted |= PollFlags::OUT;
-        }
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let mut sockets = [PollFd::from_borrowed_fd(self.socket.as_fd(), wanted)];
-            match poll(&mut sockets, Some(&timespec(left))) {
-                Ok(0) if left.is_zero() => return Ok(false),
-                Ok(0) | Err(Errno::INTR) => {}
-                Ok(_) => return Ok(true),
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(duration.subsec_nanos()),
     }
 }

@@ -35,6 +35,9 @@ pub struct ClientCounters {
     pub protocol_faults: u64,
     /// Loads that were reported failed because the connection ended before the daemon had confirmed them.
     pub doomed_loads: u64,
+    /// Ends of jobs that were to be told on the next connection and were too many: the daemon keeps their slots until this
+    /// process is gone.
+    pub forgotten_jobs: u64,
     /// Events that were not kept, here or in the daemon.
     pub events_lost: u64,
     /// Blocks loaded that were in the primary.

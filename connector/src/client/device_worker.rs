@@ -11,8 +11,10 @@ use terrace_kernels::layout::PageTensor;
 use terrace_kernels::{CopyError, StreamHandle};
 
 use super::connection::{Connection, Frame};
+use super::dial::open_as;
 use super::error::ClientError;
-use super::opening::{Opened, open_as};
+use super::host::wait_until;
+use super::opening::Opened;
 use super::options::ClientOptions;
 use crate::protocol::{
     Attach, AttachReply, Complete, CompletedJob, Copied, CopiedJob, Copy, CopyJob, DEVICE_COPIES, ErrorReply,
@@ -66,9 +68,8 @@ impl DeviceWorker {
         let hello = Hello {
             features: vec![DEVICE_COPIES.to_owned()],
             role: "worker".to_owned(),
-            engine: engine.to_owned(),
             rank,
-            ..options.hello(0)
+            ..options.hello(engine.to_owned())
         };
         // The region is not mapped here: no byte of it goes through this process.
         let Opened { connection, reply, .. } = open_as(options, &hello, &AtomicBool::new(false))?;
@@ -177,7 +178,7 @@ impl DeviceWorker {
             self.connection.flush()?;
             let frame = match self.connection.next_frame()? {
                 Some(frame) => frame,
-                None if !self.connection.wait(deadline)? => return Ok(None),
+                None if !wait_until(&self.connection, deadline)? => return Ok(None),
                 None => {
                     self.connection.read()?;
                     continue;

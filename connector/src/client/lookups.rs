@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::time::Instant;
 
 use terrace_primary::{Key, SlotId};
 use terrace_tiering::{Lookup, LookupMode};
+use terrace_tiers::Time;
 
 use crate::api::JobId;
 use crate::port::PortQuery;
@@ -18,7 +18,7 @@ pub(super) enum Known {
     #[default]
     Nothing,
     /// Nothing yet, since then: the daemon is late.
-    NotYet(Instant),
+    NotYet(Time),
     /// The daemon's answers.
     Answered(Box<Answered>),
 }
@@ -26,7 +26,7 @@ pub(super) enum Known {
 /// The answers to one lookup.
 #[derive(Debug)]
 pub(super) struct Answered {
-    pub at: Instant,
+    pub at: Time,
     pub lease: u64,
     /// Whether the lease is still held: until the end of the step.
     pub open: bool,
@@ -53,8 +53,13 @@ struct AnsweredQuery {
 }
 
 impl Answered {
-    /// From a reply to `queries`. `Err`: what is wrong with it.
-    pub fn new(queries: Vec<PortQuery>, reply: LookupReply, slots_in_region: u32) -> Result<Self, &'static str> {
+    /// From a reply to `queries` that came now, `at`. `Err`: what is wrong with it.
+    pub fn new(
+        queries: Vec<PortQuery>,
+        reply: LookupReply,
+        slots_in_region: u32,
+        at: Time,
+    ) -> Result<Self, &'static str> {
         let LookupReply { lease, mut answers, slots } = reply;
         let (numbers, rest) = slots.as_chunks::<4>();
         if !rest.is_empty() {
@@ -95,15 +100,7 @@ impl Answered {
         if lease == 0 && !slots.is_empty() {
             return Err("hits without a lease");
         }
-        Ok(Self {
-            at: Instant::now(),
-            lease,
-            open: lease != 0,
-            unresolved: false,
-            load: None,
-            queries: answered,
-            slots,
-        })
+        Ok(Self { at, lease, open: lease != 0, unresolved: false, load: None, queries: answered, slots })
     }
 
     /// Whether `queries` ask what was asked.

@@ -1,19 +1,23 @@
 //! The manager behind the socket, as the scheduler half sees it.
 //!
 //! A request's lookup is one round trip: the search is answered from it, and what it decides goes out with the step's
-//! end. Nothing is asked twice within [`ASK_AGAIN`]. What was begun on a connection that is lost is forgotten;
-//! requests open themselves again on the next one.
+//! end. Nothing is asked twice within [`ASK_AGAIN`]. What was begun on a connection that is lost is forgotten, but for
+//! jobs: the daemon keeps the slots of each until it is told of its end, on whatever connection. Requests open
+//! themselves again on the next one.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use terrace_primary::{Key, Region, SlotId};
 use terrace_tiering::{Event, Lookup, LookupMode, RequestContext, RequestId, StorePlan, TierFilter, TieringError};
+use terrace_tiers::Time;
 
 use super::counters::ClientCounters;
 use super::error::ClientError;
+use super::host::Host;
 use super::lookups::{Answered, Known};
+use super::machine::Machine;
 use super::options::ClientOptions;
 use super::session::{Called, Session, SessionState};
 use super::step::{PendingStep, SentStep, wire_job};
@@ -29,6 +33,8 @@ use crate::protocol::{
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 /// Ends of steps that are not confirmed, at most: beyond, what is to be told is gathered.
 const MOST_UNCONFIRMED: usize = 64;
+/// Ends of jobs of lost connections that are told on the next one, at most: as many as a session may have by default.
+const MOST_OUTLIVING: usize = 1 << 16;
 /// Room in a message for all that is not keys.
 const MESSAGE_REST: u32 = 1024;
 /// How long the last words may take.
@@ -36,8 +42,8 @@ const FAREWELL: Duration = Duration::from_millis(50);
 
 /// A manager in another process. Driven by one thread.
 #[derive(Debug)]
-pub struct RemoteManager {
-    pub(super) session: Session,
+pub struct RemoteManager<M = Host> {
+    pub(super) session: Session<M>,
     /// The connection that all below belongs to; 0: none.
     pub(super) epoch: u64,
     pub(super) requests: HashMap<RequestId, RemoteRequest>,
@@ -91,8 +97,19 @@ pub(super) enum Stage {
 impl RemoteManager {
     /// A manager that is away and begins to connect.
     pub fn start(options: ClientOptions) -> Result<Self, ClientError> {
-        Ok(Self {
-            session: Session::start(options)?,
+        Ok(Self::over(Session::start(options)?))
+    }
+}
+
+impl<M: Machine> RemoteManager<M> {
+    /// The same on another machine than this process', which connects as it likes.
+    pub fn on(machine: M, options: ClientOptions) -> Self {
+        Self::over(Session::on(machine, options))
+    }
+
+    fn over(session: Session<M>) -> Self {
+        Self {
+            session,
             epoch: 0,
             requests: HashMap::new(),
             jobs: HashMap::new(),
@@ -105,16 +122,16 @@ impl RemoteManager {
             next_request: 1,
             closed: false,
             scratch: Vec::new(),
-        })
+        }
     }
 
     /// The session, for its state and for what a connector does not do.
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &Session<M> {
         &self.session
     }
 
     /// The session, to wait for a connection or to ask for statistics.
-    pub fn session_mut(&mut self) -> &mut Session {
+    pub fn session_mut(&mut self) -> &mut Session<M> {
         &mut self.session
     }
 
@@ -134,13 +151,14 @@ impl RemoteManager {
 
     /// The region that a transfer's slots belong to, by the number of its connection. `None`: the transfer is not
     /// known.
-    pub(crate) fn region_of(&self, job: JobId) -> Option<(u64, Arc<Region>)> {
+    pub fn region_of(&self, job: JobId) -> Option<(u64, Arc<Region>)> {
         let epoch = self.jobs.get(&job)?.epoch;
         Some((epoch, Arc::clone(self.regions.get(&epoch)?)))
     }
 
-    /// Whether the bytes of this load are not to be trusted.
-    pub(crate) fn is_doomed(&mut self, job: JobId) -> bool {
+    /// Whether the bytes of this load are not to be trusted: to be asked when it is copied, after
+    /// [`ManagerPort::poll_once`].
+    pub fn is_doomed(&mut self, job: JobId) -> bool {
         let doomed = self.jobs.get(&job).is_some_and(|job| job.stage == Stage::Doomed);
         self.session.counters.doomed_loads += u64::from(doomed);
         doomed
@@ -179,8 +197,11 @@ impl RemoteManager {
             request.known = Known::Nothing;
             request.refused.clear();
         }
-        self.pending = PendingStep::default();
-        self.unconfirmed.clear();
+        for job in self.session.take_unanswered() {
+            self.pending.complete(job, false);
+        }
+        let forgotten = self.pending.outlive(self.unconfirmed.drain(..), MOST_OUTLIVING);
+        self.session.counters.forgotten_jobs += forgotten as u64;
         self.leasing.clear();
         self.lease_out = false;
         self.epoch = epoch;
@@ -228,13 +249,10 @@ impl RemoteManager {
         if !can || (self.pending.is_empty() && !self.lease_out && !events) {
             return;
         }
-        let (message, mut sent) = self.pending.take(events);
+        let most_jobs = self.session.hello().map_or(0, |hello| hello.limits.jobs as usize);
+        let (message, mut sent) = self.pending.take(events, most_jobs);
         let Some(sequence) = self.session.post::<EndStep>(Kind::EndStep, FrameFlags::REQUEST, Some(&message)) else {
-            for job in &sent.loads {
-                if let Some(job) = self.jobs.get_mut(job) {
-                    job.stage = Stage::Doomed;
-                }
-            }
+            self.pending.tell_again(sent);
             self.follow_connection();
             return;
         };
@@ -267,12 +285,8 @@ impl RemoteManager {
 
     fn complete(&mut self, job: JobId, ok: bool) {
         let Some(RemoteJob { epoch, stage }) = self.jobs.remove(&job) else { return };
-        if epoch != self.epoch {
-            let unused = !self.jobs.values().any(|job| job.epoch == epoch);
-            if unused {
-                self.regions.remove(&epoch);
-            }
-            return;
+        if epoch != self.epoch && !self.jobs.values().any(|job| job.epoch == epoch) {
+            self.regions.remove(&epoch);
         }
         if let Stage::Planned(id) = stage {
             if let Some(RemoteRequest { known: Known::Answered(answered), .. }) = self.requests.get_mut(&id) {
@@ -311,7 +325,7 @@ impl RemoteManager {
                     return Known::Nothing;
                 };
                 let slots = self.session.hello().map_or(0, |hello| hello.slots);
-                match Answered::new(queries, reply, slots) {
+                match Answered::new(queries, reply, slots, self.session.now()) {
                     Ok(answered) => {
                         self.session.counters.lookups += 1;
                         Known::Answered(Box::new(answered))
@@ -326,7 +340,7 @@ impl RemoteManager {
                 if self.session.stalled_for().is_some_and(|time| time < self.session.options().stall_patience) =>
             {
                 self.session.counters.stalled_lookups += 1;
-                Known::NotYet(Instant::now())
+                Known::NotYet(self.session.now())
             }
             Called::Late | Called::Refused(_) | Called::Away => Known::Nothing,
         }
@@ -356,7 +370,7 @@ impl RemoteManager {
     }
 }
 
-impl ManagerPort for RemoteManager {
+impl<M: Machine> ManagerPort for RemoteManager<M> {
     const BATCHES_LOOKUPS: bool = true;
 
     fn begin_request(&mut self, context: RequestContext) -> Result<(), TieringError> {
@@ -383,15 +397,16 @@ impl ManagerPort for RemoteManager {
     fn prepare_lookup(&mut self, id: RequestId, queries: Vec<PortQuery>) -> Result<(), TieringError> {
         self.ensure_open()?;
         self.sync_before_call();
+        let session = &self.session;
+        let recently = |since: Time| session.now().since(since) < ASK_AGAIN;
         let request = self.requests.get_mut(&id).ok_or(TieringError::UnknownRequest(id))?;
         match &request.known {
             Known::Answered(answered)
-                if answered.answers(&queries)
-                    && (answered.open || (answered.unresolved && answered.at.elapsed() < ASK_AGAIN)) =>
+                if answered.answers(&queries) && (answered.open || (answered.unresolved && recently(answered.at))) =>
             {
                 return Ok(());
             }
-            Known::NotYet(since) if since.elapsed() < ASK_AGAIN => return Ok(()),
+            Known::NotYet(since) if recently(*since) => return Ok(()),
             // Of two leases in one step only one can be loaded from; the other one ends with the step.
             _ => request.known = Known::Nothing,
         }
@@ -444,7 +459,11 @@ impl ManagerPort for RemoteManager {
             Known::NotYet(since) => Some(*since),
             Known::Answered(answered) => Some(answered.at),
         });
-        if since.is_some_and(|since| since.elapsed() < ASK_AGAIN) { Arrival::Writing } else { Arrival::Unknown }
+        if since.is_some_and(|since| self.session.now().since(since) < ASK_AGAIN) {
+            Arrival::Writing
+        } else {
+            Arrival::Unknown
+        }
     }
 
     fn prepare_load(
@@ -514,6 +533,10 @@ impl ManagerPort for RemoteManager {
                 false
             }
         };
+        if self.session.epoch() != Some(self.epoch) {
+            // Lost over it, and perhaps the slots are reserved.
+            self.pending.complete(wire_job(job), false);
+        }
         self.follow_connection();
         if room && self.epoch != 0 && !plan.slots.is_empty() {
             self.jobs.insert(job, RemoteJob { epoch: self.epoch, stage: Stage::Confirmed });

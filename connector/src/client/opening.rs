@@ -1,11 +1,8 @@
-//! Opening a session: connect, say hello, map the region. On a thread of its own, for it may take as long as its
-//! deadline.
+//! Opening a session: say hello, read the answer, map the region.
 
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::ops::ControlFlow;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use terrace_primary::Region;
 
@@ -14,62 +11,67 @@ use super::error::ClientError;
 use super::options::ClientOptions;
 use crate::protocol::{ErrorReply, FrameFlags, Hello, HelloReply, Kind, VERSION, decode};
 
-/// How long the daemon may take to answer.
-const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-/// How often it is looked whether nobody wants the session any more.
-const SLICE: Duration = Duration::from_millis(20);
-
 /// An open session.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    pub connection: Connection,
-    pub reply: HelloReply,
-    pub region: Arc<Region>,
+pub struct Opened {
+    pub(super) connection: Connection,
+    pub(super) reply: HelloReply,
+    pub(super) region: Arc<Region>,
 }
 
-/// Opens a session. Blocks, [`HELLO_DEADLINE`] at most, or until `stop` is set.
-pub(crate) fn open(options: &ClientOptions, attempt: u64, stop: &AtomicBool) -> Result<Opened, ClientError> {
-    open_as(options, &options.hello(attempt), stop)
+/// A session that waits for the answer to its `Hello`.
+#[derive(Debug)]
+pub struct Opening {
+    pub(super) connection: Connection,
 }
 
-/// The same, as whoever `hello` says.
-pub(crate) fn open_as(options: &ClientOptions, hello: &Hello, stop: &AtomicBool) -> Result<Opened, ClientError> {
-    let stream = UnixStream::connect(&options.socket)
-        .map_err(|error| ClientError::Connect { socket: options.socket.clone(), error })?;
-    let mut connection = Connection::new(OwnedFd::from(stream))?;
-    connection.queue(Kind::Hello, FrameFlags::REQUEST, Some(hello))?;
-    let frame = answer(&mut connection, options, stop)?;
-    if frame.header.flags == FrameFlags::ERROR {
-        let ErrorReply { code, message } = decode("ErrorReply", &frame.body)?;
-        return Err(ClientError::Refused { code, message });
+impl Opening {
+    /// Says hello as the scheduler of the engine `engine` over a connected socket, which is made non-blocking.
+    pub fn begin(socket: OwnedFd, options: &ClientOptions, engine: &str) -> Result<Self, ClientError> {
+        Self::begin_as(socket, &options.hello(engine.to_owned()))
     }
-    if frame.header.kind != Kind::Hello || frame.header.flags != FrameFlags::REPLY {
-        return Err(ClientError::Unfit(format!("{:?} came in answer to Hello", frame.header.kind)));
-    }
-    let reply: HelloReply = decode("HelloReply", &frame.body)?;
-    let descriptors = connection.take_descriptors();
-    let region = map(options, &reply, descriptors)?;
-    connection.set_most_body_bytes(reply.limits.message_bytes);
-    Ok(Opened { connection, reply, region })
-}
 
-fn answer(connection: &mut Connection, options: &ClientOptions, stop: &AtomicBool) -> Result<Frame, ClientError> {
-    let deadline = Instant::now() + HELLO_DEADLINE;
-    let late = || {
-        let within_ms = HELLO_DEADLINE.as_millis() as u64;
-        ClientError::Timeout { socket: options.socket.clone(), within_ms }
-    };
-    connection.flush()?;
-    while Instant::now() < deadline && !stop.load(Ordering::Relaxed) {
-        if connection.wait(deadline.min(Instant::now() + SLICE))? {
-            connection.flush()?;
-            connection.read_with_descriptors()?;
-            if let Some(frame) = connection.next_frame()? {
-                return Ok(frame);
-            }
+    /// The same, as whoever `hello` says.
+    pub(super) fn begin_as(socket: OwnedFd, hello: &Hello) -> Result<Self, ClientError> {
+        let mut connection = Connection::new(socket)?;
+        connection.queue(Kind::Hello, FrameFlags::REQUEST, Some(hello))?;
+        connection.flush()?;
+        Ok(Self { connection })
+    }
+
+    /// What to wait for.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.connection.socket()
+    }
+
+    /// Goes on with what has come, without waiting: the session, or this one to be gone on with. `options` are those
+    /// that it was begun with.
+    ///
+    /// # Errors
+    /// The daemon refused, or what came does not fit what was asked for.
+    pub fn advance(mut self, options: &ClientOptions) -> Result<ControlFlow<Opened, Self>, ClientError> {
+        self.connection.flush()?;
+        self.connection.read_with_descriptors()?;
+        Ok(match self.connection.next_frame()? {
+            Some(frame) => ControlFlow::Break(self.open(&frame, options)?),
+            None => ControlFlow::Continue(self),
+        })
+    }
+
+    fn open(mut self, frame: &Frame, options: &ClientOptions) -> Result<Opened, ClientError> {
+        if frame.header.flags == FrameFlags::ERROR {
+            let ErrorReply { code, message } = decode("ErrorReply", &frame.body)?;
+            return Err(ClientError::Refused { code, message });
         }
+        if frame.header.kind != Kind::Hello || frame.header.flags != FrameFlags::REPLY {
+            return Err(ClientError::Unfit(format!("{:?} came in answer to Hello", frame.header.kind)));
+        }
+        let reply: HelloReply = decode("HelloReply", &frame.body)?;
+        let descriptors = self.connection.take_descriptors();
+        let region = map(options, &reply, descriptors)?;
+        self.connection.set_most_body_bytes(reply.limits.message_bytes);
+        Ok(Opened { connection: self.connection, reply, region })
     }
-    Err(late())
 }
 
 /// Checks what the daemon says against what was asked for, and maps the region.

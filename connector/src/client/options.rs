@@ -43,9 +43,8 @@ impl ClientOptions {
         }
     }
 
-    /// Opens a scheduler session that copies by itself. `attempt` makes the engine's name its own: what an earlier
-    /// connection still holds is the daemon's to take back.
-    pub(crate) fn hello(&self, attempt: u64) -> Hello {
+    /// Opens a scheduler session that copies by itself, of the engine with this name.
+    pub(crate) fn hello(&self, engine_name: String) -> Hello {
         // Taken apart by name, so that a field added later cannot be forgotten here.
         let Namespace { model, revision, dtype, kv_layout, quantisation, rope, parallel, engine, tenant } =
             self.namespace.clone();
@@ -55,7 +54,7 @@ impl ClientOptions {
             version_max: VERSION,
             features: Vec::new(),
             role: "scheduler".to_owned(),
-            engine: format!("{}-{}-{attempt}", self.engine, std::process::id()),
+            engine: engine_name,
             rank: 0,
             store_workers: 0,
             load_workers: 0,

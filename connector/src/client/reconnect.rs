@@ -6,8 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::dial::open_as;
 use super::error::ClientError;
-use super::opening::{Opened, open};
+use super::opening::Opened;
 use super::options::ClientOptions;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -35,7 +36,6 @@ struct Shared {
 struct State {
     wanted: bool,
     opened: Option<Opened>,
-    attempts: u64,
     last_error: Option<String>,
 }
 
@@ -102,9 +102,13 @@ impl Drop for Reconnector {
 }
 
 fn run(options: &ClientOptions, shared: &Shared) {
-    let mut pauses = Pauses::new();
+    let chance = chance();
+    // The same name each time: the daemon then takes ends of jobs of an earlier connection. Numbers of processes are not
+    // enough, for containers have their own, and a process may have several clients.
+    let hello = options.hello(format!("{}-{}-{chance:016x}", options.engine, std::process::id()));
+    let mut pauses = Pauses::new(chance);
     let mut opened_at: Option<Instant> = None;
-    while let Some(attempt) = next_attempt(shared) {
+    while is_wanted(shared) {
         // A session that ended as soon as it was open is no better than none.
         if let Some(opened_at) = opened_at.take() {
             if opened_at.elapsed() > LASTING {
@@ -112,7 +116,7 @@ fn run(options: &ClientOptions, shared: &Shared) {
             }
             sleep(shared, shared.lock(), pauses.next());
         }
-        match open(options, attempt, &shared.stop) {
+        match open_as(options, &hello, &shared.stop) {
             Ok(opened) => {
                 tracing::info!(session = opened.reply.session, region = opened.reply.region, "connected to the daemon");
                 opened_at = Some(Instant::now());
@@ -136,6 +140,13 @@ fn run(options: &ClientOptions, shared: &Shared) {
     }
 }
 
+/// A number that no other client draws.
+fn chance() -> u64 {
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}
+
 /// Growing pauses, each between a half and all of its step, so that engines do not come in step.
 struct Pauses {
     step: Duration,
@@ -143,10 +154,8 @@ struct Pauses {
 }
 
 impl Pauses {
-    fn new() -> Self {
-        let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u32(std::process::id());
-        Self { step: FIRST_PAUSE, chance: hasher.finish() }
+    fn new(chance: u64) -> Self {
+        Self { step: FIRST_PAUSE, chance }
     }
 
     fn start_over(&mut self) {
@@ -162,16 +171,15 @@ impl Pauses {
     }
 }
 
-/// Waits until a session is wanted. `None`: never again.
-fn next_attempt(shared: &Shared) -> Option<u64> {
+/// Waits until a session is wanted. False: never again.
+fn is_wanted(shared: &Shared) -> bool {
     let mut state = shared.lock();
     loop {
         if shared.stop.load(Ordering::Relaxed) {
-            return None;
+            return false;
         }
         if state.wanted {
-            state.attempts += 1;
-            return Some(state.attempts);
+            return true;
         }
         state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
     }

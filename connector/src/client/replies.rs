@@ -4,6 +4,7 @@ use terrace_tiering::Event;
 use terrace_tiers::{Locality, Medium};
 
 use super::lookups::Known;
+use super::machine::Machine;
 use super::manager::{RemoteManager, Stage};
 use super::session::Arrived;
 use crate::api::JobId;
@@ -14,7 +15,7 @@ use crate::protocol::{
 /// Events kept for the engine; beyond, new ones are dropped and counted.
 const MOST_EVENTS: usize = 1 << 16;
 
-impl RemoteManager {
+impl<M: Machine> RemoteManager<M> {
     pub(super) fn take_reply(&mut self, arrived: Arrived) {
         let Arrived { sequence, kind, tag, outcome } = arrived;
         match kind {
@@ -23,7 +24,8 @@ impl RemoteManager {
             Kind::PrepareStore => {
                 let Ok(body) = outcome else { return };
                 let reply = self.session.understand::<PrepareStoreReply>("PrepareStoreReply", &body);
-                if reply.is_some_and(|reply| !reply.slots.is_empty()) {
+                // Also of one that cannot be read.
+                if reply.is_none_or(|reply| !reply.slots.is_empty()) {
                     self.pending.complete(tag, false);
                 }
             }

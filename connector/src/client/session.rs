@@ -2,16 +2,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use terrace_primary::Region;
+use terrace_tiers::Time;
 
 use super::connection::{Broken, Connection, Frame};
 use super::counters::ClientCounters;
 use super::error::ClientError;
+use super::host::Host;
+use super::machine::Machine;
 use super::opening::Opened;
 use super::options::ClientOptions;
-use super::reconnect::Reconnector;
 use crate::protocol::{
     Body, ErrorReply, FrameFlags, FrameHeader, Goodbye, HelloReply, Kind, ProtocolError, StatsReply, decode,
 };
@@ -53,13 +55,15 @@ pub(crate) struct Arrived {
 /// A scheduler session of one engine that copies by itself. Driven by one thread. No call but [`Session::wait_ready`]
 /// waits longer than the call budget.
 #[derive(Debug)]
-pub struct Session {
+pub struct Session<M = Host> {
     options: ClientOptions,
-    reconnector: Reconnector,
+    machine: M,
     link: Option<Link>,
     /// Number of the last connection, from 1.
     epoch: u64,
     pub(crate) counters: ClientCounters,
+    /// What callers said of late calls whose reply was lost with its connection.
+    unanswered: Vec<u64>,
 }
 
 /// What lasts as long as a connection.
@@ -70,24 +74,37 @@ struct Link {
     region: Arc<Region>,
     /// Calls whose reply is overdue, with what their callers said of them.
     overdue: HashMap<u64, u64>,
-    stalled_since: Option<Instant>,
+    stalled_since: Option<Time>,
     arrived: VecDeque<Arrived>,
 }
 
 impl Session {
     /// A session that is away and begins to connect, on a thread of its own.
     pub fn start(options: ClientOptions) -> Result<Self, ClientError> {
-        let reconnector = Reconnector::start(options.clone())?;
-        Ok(Self { options, reconnector, link: None, epoch: 0, counters: ClientCounters::default() })
+        let machine = Host::start(options.clone())?;
+        Ok(Self::on(machine, options))
     }
 
     /// Waits for a connection. `Err`: why there was none within the time.
     pub fn wait_ready(&mut self, within: Duration) -> Result<(), String> {
         if self.link.is_none() {
-            self.reconnector.wait(within)?;
+            self.machine.wait_opened(within)?;
             self.pump();
         }
         Ok(())
+    }
+}
+
+impl<M: Machine> Session<M> {
+    /// A session on another machine than this process'.
+    pub(crate) fn on(machine: M, options: ClientOptions) -> Self {
+        let (link, epoch, counters, unanswered) = (None, 0, ClientCounters::default(), Vec::new());
+        Self { options, machine, link, epoch, counters, unanswered }
+    }
+
+    /// Now, on the machine's clock.
+    pub(crate) fn now(&self) -> Time {
+        self.machine.now()
     }
 
     /// How it stands, as far as the last call knows.
@@ -117,8 +134,8 @@ impl Session {
     /// An empty round trip: how long it took. `None`: away, or late.
     pub fn ping(&mut self) -> Option<Duration> {
         self.pump();
-        let start = Instant::now();
-        matches!(self.call::<()>(Kind::Ping, None, 0), Called::Reply(_)).then(|| start.elapsed())
+        let start = self.machine.now();
+        matches!(self.call::<()>(Kind::Ping, None, 0), Called::Reply(_)).then(|| self.machine.now().since(start))
     }
 
     /// Statistics of the pool. `None`: away, or late.
@@ -141,7 +158,7 @@ impl Session {
 
     /// Since when a reply is overdue.
     pub(crate) fn stalled_for(&self) -> Option<Duration> {
-        self.link.as_ref()?.stalled_since.map(|since| since.elapsed())
+        self.link.as_ref()?.stalled_since.map(|since| self.machine.now().since(since))
     }
 
     /// Whether the daemon is slow in taking what is sent.
@@ -152,7 +169,7 @@ impl Session {
     /// Takes a new connection if one is wanted and there, and what has come. Does not wait.
     pub(crate) fn pump(&mut self) {
         if self.link.is_none() {
-            let Some(Opened { connection, reply, region }) = self.reconnector.take() else { return };
+            let Some(Opened { connection, reply, region }) = self.machine.take() else { return };
             self.epoch += 1;
             self.counters.connects += 1;
             self.link = Some(Link {
@@ -183,6 +200,11 @@ impl Session {
         self.link.as_ref().is_some_and(|link| link.overdue.is_empty() && link.arrived.is_empty())
     }
 
+    /// What callers said of late calls whose reply was lost with its connection, each once; not of those that said 0.
+    pub(crate) fn take_unanswered(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.unanswered)
+    }
+
     /// What came and nobody waits for.
     pub(crate) fn take_arrived(&mut self) -> Option<Arrived> {
         self.link.as_mut()?.arrived.pop_front()
@@ -208,13 +230,13 @@ impl Session {
     /// late reply.
     pub(crate) fn call<T: Body>(&mut self, kind: Kind, body: Option<&T>, tag: u64) -> Called {
         self.take_in();
-        let deadline = Instant::now() + self.options.call_budget;
+        let until = self.machine.now().plus(self.options.call_budget);
         let Some(link) = &mut self.link else { return Called::Away };
         if !link.overdue.is_empty() {
             self.counters.stalled_calls += 1;
             return Called::Late;
         }
-        match link.exchange(kind, body, deadline, &mut self.counters) {
+        match link.exchange(&self.machine, kind, body, until, &mut self.counters) {
             Ok(Ok(frame)) => {
                 self.counters.round_trips += 1;
                 match outcome(frame) {
@@ -233,7 +255,7 @@ impl Session {
             Ok(Err(sequence)) => {
                 link.overdue.insert(sequence, tag);
                 self.counters.stalls += u64::from(link.stalled_since.is_none());
-                link.stalled_since.get_or_insert_with(Instant::now);
+                link.stalled_since.get_or_insert_with(|| self.machine.now());
                 self.counters.timeouts += 1;
                 tracing::warn!("the daemon did not answer in time: nothing waits for it until it does");
                 Called::Late
@@ -264,14 +286,14 @@ impl Session {
 
     /// Waits, `within` at most, until everything is sent.
     pub(crate) fn send_all(&mut self, within: Duration) {
-        let deadline = Instant::now() + within;
+        let until = self.machine.now().plus(within);
         while let Some(link) = &mut self.link {
             match link.connection.flush() {
                 Ok(()) if !link.connection.is_backed_up() => return,
                 Ok(()) => {}
                 Err(broken) => return self.lose(&broken),
             }
-            match link.connection.wait(deadline).and_then(|ready| {
+            match link.wait(&self.machine, until).and_then(|ready| {
                 link.connection.read()?;
                 Ok(ready)
             }) {
@@ -283,31 +305,37 @@ impl Session {
     }
 
     fn lose(&mut self, broken: &Broken) {
-        if self.link.take().is_none() {
-            return;
-        }
+        let Some(link) = self.link.take() else { return };
+        let arrived = link.arrived.iter().map(|arrived| arrived.tag);
+        self.unanswered.extend(link.overdue.into_values().chain(arrived).filter(|tag| *tag != 0));
         self.counters.disconnects += 1;
         if matches!(broken, Broken::Protocol(_)) {
             self.counters.protocol_faults += 1;
         }
         tracing::warn!("the connection to the daemon ended: {broken}");
-        self.reconnector.want();
+        self.machine.want();
     }
 }
 
 impl Link {
+    /// Waits until there is something to read, or room to send what waits. False: `until` came first.
+    fn wait(&self, machine: &impl Machine, until: Time) -> Result<bool, Broken> {
+        Ok(machine.wait(self.connection.socket(), self.connection.is_backed_up(), until)?)
+    }
+
     /// Sends a request and waits for its reply. The inner `Err` is its sequence: the reply is late.
     fn exchange<T: Body>(
         &mut self,
+        machine: &impl Machine,
         kind: Kind,
         body: Option<&T>,
-        deadline: Instant,
+        until: Time,
         counters: &mut ClientCounters,
     ) -> Result<Result<Frame, u64>, Broken> {
         let sequence = self.connection.queue(kind, FrameFlags::REQUEST, body)?;
         self.connection.flush()?;
         loop {
-            if !self.connection.wait(deadline)? {
+            if !self.wait(machine, until)? {
                 return Ok(Err(sequence));
             }
             self.connection.flush()?;

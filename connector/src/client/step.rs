@@ -7,7 +7,7 @@ use crate::api::JobId;
 use crate::protocol::{CompletedJob, EndStep, LeaseEnd, WANT_EVENTS, keys_to_bytes, numbers_to_bytes};
 
 /// What waits to be told. Only what is open on the connection is in it, so it is bounded by what the daemon lets a
-/// session have; `touched` has its own bound.
+/// session have; `touched`, and what outlives a connection, have bounds of their own.
 #[derive(Debug, Default)]
 pub(super) struct PendingStep {
     leases: Vec<EndingLease>,
@@ -101,9 +101,21 @@ impl PendingStep {
         self.finished.extend(sent.finished);
     }
 
-    /// The message, and what to remember of it. Nothing waits any more afterwards.
-    pub fn take(&mut self, events: bool) -> (EndStep, SentStep) {
-        let Self { leases, completed, finished, touched, .. } = std::mem::take(self);
+    /// The connection is another one: what is still to be told is which jobs ended, also those that `sent` told, perhaps
+    /// in vain. Beyond `most` the oldest are forgotten; how many these are is returned.
+    pub fn outlive(&mut self, sent: impl Iterator<Item = SentStep>, most: usize) -> usize {
+        let mut completed: Vec<_> = sent.flat_map(|step| step.completed).collect();
+        completed.append(&mut self.completed);
+        let forgotten = completed.len().saturating_sub(most);
+        completed.drain(..forgotten);
+        *self = Self { completed, ..Self::default() };
+        forgotten
+    }
+
+    /// The message, and what to remember of it. Afterwards nothing waits but ends of jobs beyond the first `most_jobs`.
+    pub fn take(&mut self, events: bool, most_jobs: usize) -> (EndStep, SentStep) {
+        let Self { leases, mut completed, finished, touched, .. } = std::mem::take(self);
+        self.completed = completed.split_off(completed.len().min(most_jobs));
         let mut sent = SentStep {
             sequence: 0,
             loads: Vec::new(),
@@ -131,5 +143,31 @@ impl PendingStep {
             }
         }
         (message, sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jobs(step: &EndStep) -> Vec<u64> {
+        step.completed.iter().map(|completed| completed.job).collect()
+    }
+
+    #[test]
+    fn ends_of_jobs_outlive_a_connection_and_are_bounded() {
+        let mut pending = PendingStep::default();
+        (1..4).for_each(|job| pending.complete(job, true));
+        let (_, sent) = pending.take(false, 9);
+        pending.complete(4, false);
+        pending.finish(7);
+        pending.touch(&[Key::new(&[1; 8], 0).expect("a key")], 5);
+        assert_eq!(pending.outlive(std::iter::once(sent), 3), 1, "the oldest is forgotten");
+        let (first, _) = pending.take(false, 2);
+        assert_eq!(jobs(&first), [2, 3]);
+        assert!(first.finished.is_empty() && first.touched.is_empty(), "of the lost connection");
+        assert!(!pending.is_empty());
+        assert_eq!(jobs(&pending.take(false, 2).0), [4]);
+        assert!(pending.is_empty());
     }
 }

@@ -59,7 +59,7 @@ const CONNECTOR_PARTS: [(&str, LeaveOut<ConnectorSettings>); 10] = [
 ];
 
 /// Parts of a daemon's world beside those of its disks.
-const SOCKET_PARTS: [(&str, LeaveOut<SocketSettings>); 8] = [
+const SOCKET_PARTS: [(&str, LeaveOut<SocketSettings>); 10] = [
     ("socket.delays", |settings| settings.delay_per_mille = 0),
     ("socket.cuts", |settings| settings.cut_per_mille = 0),
     ("socket.deaths", |settings| settings.death_per_mille = 0),
@@ -68,6 +68,8 @@ const SOCKET_PARTS: [(&str, LeaveOut<SocketSettings>); 8] = [
     ("socket.failing-copies", |settings| settings.fail_per_mille = 0),
     ("socket.broken-rules", |settings| settings.misuse_per_mille = 0),
     ("socket.engines", |settings| settings.engines = 1),
+    ("socket.clients", |settings| settings.clients = 0),
+    ("socket.deafness", |settings| settings.unheard_per_mille = 0),
 ];
 
 /// How many things can be left out of a world of disks: each kind of fault, then the parts.

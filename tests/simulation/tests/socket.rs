@@ -62,6 +62,11 @@ fn engines_keep_every_promise() {
         ("sessions that stalled", other("stalls"), 20),
         ("broken rules", other("broken rules"), 400),
         ("refusals", other("refusals"), 300),
+        ("loads of the product's client", other("loads of clients"), 1_000),
+        ("stores of it", other("stores of clients"), 500),
+        ("connections of it", other("connections of clients"), 250),
+        ("times that nothing of it was heard", other("clients unheard"), 150),
+        ("loads of it that are not to be trusted", other("doomed loads of clients"), 5),
     ] {
         assert!(seen >= least, "only {seen} {what}, at least {least} wanted");
     }

@@ -26,7 +26,8 @@ impl World {
         let bytes = config.geometry.block_bytes as usize;
         let mut found = vec![0; bytes];
         let mut stalled = Vec::new();
-        for pool in self.server.pools() {
+        let server = self.server.borrow();
+        for pool in server.pools() {
             let stats = pool.manager().stats();
             if stats.tiers.iter().any(|tier| tier.panicked) {
                 return Err(Reason::Panic("inside the tier".into()));
@@ -47,9 +48,10 @@ impl World {
                 }
             }
             let limit = ((f64::from(config.primary.blocks) * config.server.session_share) as u32).max(1);
-            let mut held = 0;
+            let (mut held, mut names) = (0, std::collections::BTreeSet::new());
             for session in pool.sessions() {
                 held += session.slots;
+                names.insert(session.engine);
                 let is_within = session.slots <= limit
                     && session.load <= config.server.jobs_per_session as usize + LATE_OUTCOMES
                     && session.waiting_bytes <= 2 * config.server.message_bytes as usize;
@@ -60,15 +62,18 @@ impl World {
                     stalled.push((session.engine.to_owned(), session.rank));
                 }
             }
-            if held > limit * self.engines.len() as u32 {
-                return Err(Reason::Contract(format!("sessions of {} engines hold {held} slots", self.engines.len())));
+            if held > limit * names.len() as u32 {
+                return Err(Reason::Contract(format!("sessions of {} engines hold {held} slots", names.len())));
             }
         }
+        drop(server);
         self.check_engines(&mut found)?;
+        self.clients.iter().try_for_each(|client| client.check(&self.server))?;
         self.check_stalled(stalled)
     }
 
     fn check_engines(&mut self, found: &mut [u8]) -> Result<(), Reason> {
+        let server = self.server.borrow();
         for engine in &self.engines {
             for (region, slot, key) in engine.readable() {
                 if !region.read_slot(slot, found) || found != self.common.model.content(engine.namespace, key) {
@@ -76,7 +81,7 @@ impl World {
                 }
             }
             // All its processes are gone, and the daemon was told.
-            let jobs = self.server.pools().find_map(|pool| pool.jobs(&engine.name));
+            let jobs = server.pools().find_map(|pool| pool.jobs(&engine.name));
             let is_unseen = self.common.settings.unseen_per_mille > 0;
             if engine.is_dead() && !is_unseen && jobs.is_some() {
                 return Err(Reason::Leak(format!("{} is dead and has {jobs:?} jobs", engine.name)));
@@ -102,7 +107,8 @@ impl World {
 
     /// Nothing is left when every engine is gone and every deadline has passed.
     pub fn check_quiet(&self) -> Result<(), Reason> {
-        for pool in self.server.pools() {
+        let server = self.server.borrow();
+        for pool in server.pools() {
             let stats = pool.manager().stats();
             let held = (stats.readers, stats.writing, stats.holds, stats.requests);
             let (sessions, engines) = (pool.sessions().count(), pool.engines());

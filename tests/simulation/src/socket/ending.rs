@@ -3,11 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::client::Client;
 use super::engine::Engine;
 use super::world::World;
 use crate::disk::{Crash, Kind};
 use crate::failure::Reason;
 
+/// Steps in which clients end what they have begun.
+const STEPS_TO_REST: u32 = 5_000;
+/// Seconds after which nothing may be held for a client that has nothing left to do: longer than the daemon keeps leases
+/// of a lost connection.
+const REST_OF_CLIENTS: u32 = 75;
 /// Steps of the engines that come after the last restart.
 const LAST_STEPS: u32 = 80;
 
@@ -22,10 +28,24 @@ impl World {
             engine.ranks.iter_mut().for_each(|rank| rank.die(&mut self.common));
             engine.is_over = true;
         }
+        self.clients.iter_mut().for_each(|client| client.is_over = true);
+        for _ in 0..STEPS_TO_REST {
+            if self.clients.iter().all(Client::is_idle) {
+                break;
+            }
+            self.idle(Duration::from_millis(5))?;
+        }
+        for _ in 0..if self.clients.is_empty() { 0 } else { REST_OF_CLIENTS } {
+            self.idle(Duration::from_secs(1))?;
+        }
+        for client in &mut self.clients {
+            client.check_at_rest()?;
+            client.die(&mut self.common);
+        }
         // Longer than every deadline; then as long as cascades wait for a tier that does not know its files yet.
         for second in 0..600 {
             self.idle(Duration::from_secs(1))?;
-            if second > 60 && !self.server.pools().any(|pool| pool.manager().has_pending_work()) {
+            if second > 60 && !self.server.borrow().pools().any(|pool| pool.manager().has_pending_work()) {
                 break;
             }
         }
@@ -39,6 +59,7 @@ impl World {
         let engines =
             self.engines.iter().map(|engine| Engine::new(engine.number, engine.namespace, engine.ranks.len() as u32));
         self.engines = engines.collect();
+        self.clients = self.clients.iter().map(|client| Client::new(client.number, client.namespace)).collect();
         for _ in 0..LAST_STEPS {
             self.idle(Duration::from_millis(5))?;
         }
@@ -60,6 +81,7 @@ impl World {
     /// Lets go of the daemon as a killed process' memory is: its operations touch nothing any more.
     pub fn let_go(self) {
         self.below.borrow().iter().for_each(|below| below.disk.crash(Crash::Kill));
+        drop(self.clients);
         drop(self.server);
     }
 }

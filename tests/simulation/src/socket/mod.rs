@@ -3,7 +3,8 @@
 //! The pools of [`InlineServer`](terrace_connector::server::InlineServer) run on the simulation's thread: sessions, leases, stores, liveness, the real
 //! manager, the real [`NvmeTier`](terrace_tiers::NvmeTier) on the disks of [`crate::disk`]. Engines speak the real protocol over socket
 //! pairs, through a relay that is slow and breaks at any byte. They copy into the pool's region, piece by piece, in any
-//! order, and die at any moment. The client's side is simulated: the real one reads the machine's clock. Sessions of role "tier" and copies on devices need
+//! order, and die at any moment. Some engines speak it by hand, so that they can say anything at any time; others use the product's own
+//! [`RemoteManager`](terrace_connector::client::RemoteManager) on a simulated machine. Sessions of role "tier" and copies on devices need
 //! threads, and are left out.
 //!
 //! | module | role |
@@ -11,10 +12,12 @@
 //! | `settings`, `common` | what a seed decides once; what all share |
 //! | `wire` | a connection as the engine sees it, with its relay; a process whose end can be seen |
 //! | `copier`, `rank` | who copies; a worker with a session of its own |
+//! | `client` | engines that use the product's client |
 //! | `engine`, `decide`, `hear` | an engine; what its scheduler asks for; what it hears, and what must hold of that |
 //! | `world`, `check`, `ending` | steps, accidents, the daemon's ends; what must hold; how a run ends |
 
 mod check;
+mod client;
 mod common;
 mod copier;
 mod decide;

@@ -9,6 +9,8 @@ pub(crate) struct Settings {
     pub disks: crate::settings::Settings,
     /// Engines, each with a name of its own.
     pub engines: usize,
+    /// Engines that use the product's client.
+    pub clients: usize,
     /// In which a connection carries nothing.
     pub delay_per_mille: u32,
     /// In which a connection breaks.
@@ -17,6 +19,8 @@ pub(crate) struct Settings {
     pub death_per_mille: u32,
     /// In which a session begins to ask and not to read.
     pub stall_per_mille: u32,
+    /// In which the daemon begins to hear nothing of a client.
+    pub unheard_per_mille: u32,
     /// In which a request is given up.
     pub abort_per_mille: u32,
     /// Of copies.
@@ -54,6 +58,8 @@ impl Settings {
             misuse_per_mille: rate(rng, [0, 2, 10, 30]),
             idle_per_mille: [50, 200, 400, 700][rng.index(4)],
             unseen_per_mille: [0, 0, 200, 1000][rng.index(4)],
+            clients: [0, 1, 1, 2][rng.index(4)],
+            unheard_per_mille: rate(rng, [0, 2, 10, 30]),
         }
     }
 
@@ -62,7 +68,7 @@ impl Settings {
         let disks = &mut self.disks;
         (disks.crash_per_mille, disks.restart_per_mille, disks.weather_per_mille) = (0, 0, 0);
         (self.delay_per_mille, self.cut_per_mille, self.death_per_mille, self.stall_per_mille) = (0, 0, 0, 0);
-        (self.abort_per_mille, self.fail_per_mille, self.misuse_per_mille) = (0, 0, 0);
+        (self.abort_per_mille, self.fail_per_mille, self.misuse_per_mille, self.unheard_per_mille) = (0, 0, 0, 0);
         self.idle_per_mille = 100;
     }
 }

@@ -26,6 +26,18 @@ impl Process {
         Self { pid, is_seen, ends: Vec::new() }
     }
 
+    /// Connects to the daemon: this end.
+    pub fn dial(&mut self, server: &mut InlineServer) -> UnixStream {
+        let (here, there) = pair();
+        let told = self.is_seen.then(|| {
+            let (end, told) = pair();
+            self.ends.push(end);
+            told.into()
+        });
+        server.connect(there.into(), self.pid, told);
+        here
+    }
+
     /// Whether the daemon is told of its end.
     pub const fn is_seen(&self) -> bool {
         self.is_seen
@@ -43,7 +55,8 @@ pub(crate) struct Wire {
     pub stalls: bool,
 }
 
-fn pair() -> (UnixStream, UnixStream) {
+/// Two ends that do not block.
+pub(crate) fn pair() -> (UnixStream, UnixStream) {
     let (here, there) = UnixStream::pair().unwrap_or_else(|error| panic!("no socket to simulate with: {error}"));
     for end in [&here, &there] {
         end.set_nonblocking(true).unwrap_or_else(|error| panic!("a socket that blocks: {error}"));
@@ -53,13 +66,7 @@ fn pair() -> (UnixStream, UnixStream) {
 
 impl Wire {
     pub fn connect(server: &mut InlineServer, process: &mut Process) -> Self {
-        let (here, there) = pair();
-        let told = process.is_seen.then(|| {
-            let (end, told) = pair();
-            process.ends.push(end);
-            told.into()
-        });
-        server.connect(there.into(), process.pid, told);
+        let here = process.dial(server);
         Self { socket: Some(here), out: Vec::new(), inbox: Vec::new(), sequence: 0, stalls: false }
     }
 

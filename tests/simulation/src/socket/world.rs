@@ -10,6 +10,7 @@ use terrace_connector::server::{InlineServer, PoolParts};
 use terrace_primary::{Region, RegionOptions, SlotId};
 use terrace_tiers::{Clock, Time};
 
+use super::client::{Client, SharedBelow, SharedServer};
 use super::common::Common;
 use super::engine::Engine;
 use super::settings::Settings;
@@ -33,10 +34,11 @@ pub(crate) struct Below {
 /// Everything that a seed stands for.
 pub(crate) struct World {
     pub common: Common,
-    pub server: InlineServer,
+    pub server: SharedServer,
     pub engines: Vec<Engine>,
+    pub clients: Vec<Client>,
     /// By namespace.
-    pub below: Rc<RefCell<Vec<Below>>>,
+    pub below: SharedBelow,
     /// Sessions whose replies do not go out: engine, rank, since when, and how long ago the daemon could have seen it.
     pub stalled: std::collections::BTreeMap<(String, Option<u32>), (Time, Option<Time>)>,
     verify_crc: bool,
@@ -106,14 +108,20 @@ impl World {
         });
         let engines = engines.collect();
         let daemon = common.rng.fork("daemon");
-        let server = start(&common.settings, &common.clock, &below, daemon, verify_crc);
-        Self { common, server, engines, below, stalled: Default::default(), verify_crc }
+        let server = Rc::new(RefCell::new(start(&common.settings, &common.clock, &below, daemon, verify_crc)));
+        let clients = (0..common.settings.clients as u64).map(|number| {
+            let namespace = common.rng.below(u64::from(common.settings.disks.namespaces)) as u8;
+            Client::new(number, namespace)
+        });
+        let clients = clients.collect();
+        Self { common, server, engines, clients, below, stalled: Default::default(), verify_crc }
     }
 
     /// One step of every engine, and whatever else happens meanwhile.
     pub fn step(&mut self) -> Result<(), Reason> {
+        let long = if self.clients.iter().any(Client::is_stuck) { 20 } else { 1 };
         let by_ns = match self.common.rng.below(400) {
-            0 => 60_000_000_000,
+            at if at < long => 60_000_000_000,
             1..8 => self.common.rng.below(4_000_000_000),
             8..150 => self.common.rng.skewed(100_000_000),
             _ => self.common.rng.skewed(1_000_000),
@@ -121,6 +129,7 @@ impl World {
         self.pass_time(Duration::from_nanos(by_ns));
         self.change_weather();
         self.accidents();
+        self.accidents_of_clients();
         self.drive()?;
         let dice = self.common.rng.below(1000) as u32;
         let disks = &self.common.settings.disks;
@@ -141,20 +150,25 @@ impl World {
     }
 
     fn drive(&mut self) -> Result<(), Reason> {
-        let mut engines = std::mem::take(&mut self.engines);
-        let stepped = engines.iter_mut().try_for_each(|engine| engine.step(&mut self.server, &mut self.common));
-        self.engines = engines;
-        stepped?;
-        self.server.pass();
+        let mut server = self.server.borrow_mut();
+        self.engines.iter_mut().try_for_each(|engine| engine.step(&mut server, &mut self.common))?;
+        server.pass();
+        // Clients let it pass while they wait.
+        drop(server);
+        for client in &mut self.clients {
+            client.step(&self.server, &self.below, &mut self.common)?;
+        }
+        self.server.borrow_mut().pass();
         self.break_off();
         self.check()
     }
 
     /// A process whose end nobody tells has stopped copying when the daemon has closed its connection.
     fn break_off(&mut self) {
+        let server = self.server.borrow();
         for engine in &mut self.engines {
             let name = engine.name.clone();
-            let pool = self.server.pools().find(|pool| pool.sessions().any(|session| session.engine == name));
+            let pool = server.pools().find(|pool| pool.sessions().any(|session| session.engine == name));
             let is_connected = |rank: Option<u32>| {
                 pool.is_some_and(|pool| {
                     let mut sessions = pool.sessions();
@@ -236,13 +250,35 @@ impl World {
         }
     }
 
+    /// The same to those that use the product's client.
+    fn accidents_of_clients(&mut self) {
+        let common = &mut self.common;
+        let settings = &common.settings;
+        let (cut, death, unheard) = (settings.cut_per_mille, settings.death_per_mille, settings.unheard_per_mille);
+        for client in &mut self.clients {
+            if common.rng.chance(cut) {
+                common.count("connections cut");
+                client.cut();
+            }
+            if common.rng.chance(unheard) {
+                common.count("clients unheard");
+                client.unhear(true);
+            } else if common.rng.chance(200) {
+                client.unhear(false);
+            }
+            if common.rng.chance(death) {
+                client.die(common);
+            }
+        }
+    }
+
     /// The daemon ends, in order or not, and another starts on what is left.
     pub fn end_daemon(&mut self, how: Option<Crash>) {
         self.common.trace.add(format_args!("the daemon ends: {how:?}"));
         match how {
             None => {
                 self.common.counts.restarts += 1;
-                self.server.stop();
+                self.server.borrow_mut().stop();
             }
             Some(Crash::Kill) => self.common.counts.kills += 1,
             Some(Crash::PowerLoss) => self.common.counts.power_losses += 1,
@@ -256,12 +292,13 @@ impl World {
         self.engines.iter_mut().for_each(Engine::orphan);
         self.stalled.clear();
         let daemon = self.common.rng.fork("daemon");
-        self.server = start(&self.common.settings, &self.common.clock, &self.below, daemon, self.verify_crc);
+        let server = start(&self.common.settings, &self.common.clock, &self.below, daemon, self.verify_crc);
+        *self.server.borrow_mut() = server;
     }
 
     /// Adds up what the pools counted.
     pub fn count_life(&mut self) {
-        for pool in self.server.pools() {
+        for pool in self.server.borrow().pools() {
             self.common.counts.add_life(&pool.manager().stats());
         }
     }
