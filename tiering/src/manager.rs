@@ -8,8 +8,8 @@ use terrace_tiers::{Clock, SecondaryTier, TierEvent, TierLookup, Time};
 
 use crate::MAX_TIERS;
 use crate::classify::Class;
-use crate::error::TieringError;
 use crate::dram_check::DramCheck;
+use crate::error::TieringError;
 use crate::events::{Event, EventQueue};
 use crate::hold::Holds;
 use crate::id_map::IdMap;
