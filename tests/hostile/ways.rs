@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -12,7 +12,7 @@ use terrace_connector::protocol::*;
 use terrace_primary::SlotId;
 
 use crate::common::next;
-use crate::daemon::{Client, Raw, answers, hello, numbers, until};
+use crate::daemon::{Client, PATIENCE, Raw, answers, hello, numbers, until};
 
 /// The model of the replays' namespace, and another.
 pub const NAMESPACE: &str = "replay";
@@ -29,8 +29,16 @@ fn greeting(role: &str, model: &str, engine: &str) -> Hello {
     Hello { namespace, geometry, ..hello(role, engine) }
 }
 
+/// The connection before may end a little later than it was closed here: a replay that is just being started holds a copy of it until it runs.
 fn open(socket: &Path, model: &str, engine: &str) -> Client {
-    Client::open(socket, &greeting("scheduler", model, engine))
+    let hello = greeting("scheduler", model, engine);
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match Client::try_open(socket, &hello) {
+            Err(ErrorCode::NotAdmitted) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+            opened => return opened.unwrap_or_else(|code| panic!("{engine:?} is refused: {code:?}")),
+        }
+    }
 }
 
 /// Keys that no replay has.
