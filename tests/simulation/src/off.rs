@@ -30,7 +30,7 @@ const PARTS: [(&str, LeaveOut); 12] = [
 ];
 
 /// Parts of a cluster's world beside the kinds of faults.
-const CLUSTER_PARTS: [(&str, LeaveOut<ClusterSettings>); 11] = [
+const CLUSTER_PARTS: [(&str, LeaveOut<ClusterSettings>); 12] = [
     ("bucket.weather", |settings| settings.weather_per_mille = 0),
     ("bucket.crashes", |settings| settings.crash_per_mille = 0),
     ("bucket.restarts", |settings| settings.restart_per_mille = 0),
@@ -42,6 +42,7 @@ const CLUSTER_PARTS: [(&str, LeaveOut<ClusterSettings>); 11] = [
     ("bucket.requests", |settings| settings.requests = 1),
     ("bucket.long-chains", |settings| settings.chain_blocks = settings.chain_blocks.min(4)),
     ("bucket.hedges", ClusterSettings::leave_hedges_out),
+    ("bucket.disks", ClusterSettings::leave_disks_out),
 ];
 
 /// Parts of an engine's world beside those of its disks.
@@ -94,7 +95,7 @@ impl Off {
     pub fn one_more(self, scene: Scene) -> impl Iterator<Item = Self> {
         let (of, and) = match scene {
             Scene::Disks => (0..DISKS, 0..0),
-            Scene::Cluster => (DISKS..CLUSTER_END, 0..0),
+            Scene::Cluster => (0..CLUSTER_END, 0..0),
             Scene::Connector => (0..DISKS, CLUSTER_END..CONNECTOR_END),
             Scene::Socket => (0..DISKS, CONNECTOR_END..COUNT),
         };
@@ -146,8 +147,11 @@ impl Off {
         }
     }
 
-    /// Takes the things out of a cluster's settings.
+    /// Takes the things out of a cluster's settings, those of its disks among them.
     pub(crate) fn apply_to_cluster(self, settings: &mut ClusterSettings) {
+        if let Some(disks) = &mut settings.disks {
+            self.apply(disks);
+        }
         for at in (0..CLUSTER_END - DISKS).filter(|at| self.0 & (1 << (at + DISKS)) != 0) {
             match (bucket::Kind::all().nth(at), CLUSTER_PARTS.get(at.wrapping_sub(bucket::KIND_COUNT))) {
                 (Some(kind), _) => settings.faults.leave_out(kind),
@@ -196,7 +200,7 @@ mod tests {
         assert_eq!(Off::parse("rain"), None);
         for (scene, other) in [
             (Scene::Disks, Scene::Connector),
-            (Scene::Cluster, Scene::Disks),
+            (Scene::Cluster, Scene::Socket),
             (Scene::Connector, Scene::Cluster),
             (Scene::Socket, Scene::Connector),
         ] {

@@ -365,9 +365,10 @@ impl Folder {
             self.observe(upto);
             let wanted: Vec<LogName> = {
                 let state = self.state.lock();
-                // What the publisher has under way it folds itself.
-                let own = state.writer();
-                page.names.into_iter().filter(|name| name.writer != own && !state.fold.has(name)).collect()
+                // What the publisher has under way it folds itself. What it published before everything was read anew it does not.
+                let (own, fold) = (state.writer(), &state.fold);
+                let is_wanted = |name: &LogName| !fold.has(name) && (name.writer != own || fold.misses(name));
+                page.names.into_iter().filter(is_wanted).collect()
             };
             listed.news |= !wanted.is_empty();
             let outcome = listing::read(shared, wanted, |read| match read {

@@ -56,7 +56,7 @@ impl NodeClock {
 
 impl Clock for NodeClock {
     fn now(&self) -> Time {
-        Time(self.elapsed().as_nanos() as u64)
+        Time(self.world().as_nanos() as u64)
     }
 }
 

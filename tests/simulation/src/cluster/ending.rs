@@ -58,6 +58,10 @@ impl World {
     /// Waits until the collectors have done all that they have to do. Then every segment in the bucket lives, and they take no more room
     /// than they may.
     pub fn collect(&mut self) -> Result<(), Reason> {
+        // A day's bytes may be used up, and without any nobody collects: nodes that start anew may write again.
+        if self.settings.object_mut().write_bytes_per_day.take().is_some() {
+            (0..self.nodes.len()).try_for_each(|node| self.restart(node))?;
+        }
         let object = self.settings.object();
         let most = object.orphan_age * 3 + object.log_retention * 4 + object.compaction_interval * 4;
         let until = self.now + most;
@@ -89,9 +93,10 @@ impl World {
 
     /// A node of each namespace starts anew and knows exactly what lives, with the right bytes.
     pub fn read_back(&mut self) -> Result<(), Reason> {
-        if let terrace_config::TierKind::Object(object) = &mut self.settings.config.tiers[0].kind {
-            (object.read_bytes_per_day, object.read_requests_per_second) = (None, 0);
-        }
+        let object = self.settings.object_mut();
+        (object.read_bytes_per_day, object.read_requests_per_second) = (None, 0);
+        // The bucket alone is asked: disks may know more than it does, and less.
+        self.settings.leave_disks_out();
         // What is asked is what lives, not how fast it comes.
         (self.settings.config.breaker.slow_factor, self.settings.config.breaker.stall) = (0, Duration::ZERO);
         for namespace in 0..self.settings.namespaces {

@@ -30,7 +30,7 @@ pub(crate) struct Ledger {
     /// Segments whose objects a fault took or changed.
     spoiled: BTreeSet<SegmentId>,
     named: BTreeSet<Key>,
-    /// When each life first asked for each term, in time of the world.
+    /// When each life began to ask for each term, in time of the world. Asked again after a while, it began anew.
     asked: BTreeMap<(u64, u64), Duration>,
 }
 
@@ -120,7 +120,10 @@ impl Ledger {
 
     /// A life asks for a term of the lease.
     pub fn term_asked(&mut self, life: u64, term: u64, world: Duration) {
-        self.asked.entry((life, term)).or_insert(world);
+        let began = self.asked.entry((life, term)).or_insert(world);
+        if world > *began + REQUEST {
+            *began = world;
+        }
     }
 
     /// Whether a life that asks now for what only a collector does can believe that it holds the lease.

@@ -1,7 +1,7 @@
 //! Several nodes on one bucket.
 //!
-//! Each node is the real manager over the real [`ObjectTier`](terrace_tiers::object::ObjectTier), with a paused runtime and clocks of
-//! its own; the bucket is a table with faults. One thread runs all of them in turn, a few milliseconds each, so that one seed
+//! Each node is the real manager over the real [`ObjectTier`](terrace_tiers::object::ObjectTier), in half of the seeds below the real NVMe
+//! tier over disks of its own, with a paused runtime and clocks of its own; the bucket is a table with faults. One thread runs all of them in turn, a few milliseconds each, so that one seed
 //! decides everything.
 //!
 //! | module | role |
@@ -9,12 +9,14 @@
 //! | `clock`, `driver` | virtual time of a node, and running its tasks until then |
 //! | `bucket`, `view`, `upload` | objects; the way to them, with its faults |
 //! | `ledger` | what a bucket's log says, and what must follow from it |
+//! | `disks` | a node's disks, and the tier over them |
 //! | `life`, `requests` | one process, its engine |
 //! | `world`, `ending` | what happens to nodes; how a run ends |
 //! | [`faults`], `settings`, `panics` | what goes wrong, what a seed decides once, panics that tasks hide |
 
 mod bucket;
 mod clock;
+mod disks;
 mod driver;
 mod ending;
 pub mod faults;
@@ -42,9 +44,11 @@ pub(crate) fn run(run: &Run) -> Outcome {
     let mut rng = Rng::new(run.seed);
     let mut settings = Settings::draw(&mut rng.fork("cluster settings"), run.faults);
     settings.namespaces = settings.namespaces.min(settings.nodes as u8);
+    let of_world = rng.fork("cluster");
+    settings.draw_disks(&mut rng.fork("cluster disks"), run.faults);
     run.off.apply_to_cluster(&mut settings);
     trace.add(format_args!("{settings:?}"));
-    let mut world = World::new(settings, rng.fork("cluster"), trace.clone());
+    let mut world = World::new(settings, of_world, trace.clone());
     let mut step = 0;
     let end = catch_unwind(AssertUnwindSafe(|| {
         for _ in 0..run.steps {
@@ -59,6 +63,7 @@ pub(crate) fn run(run: &Run) -> Outcome {
     for node in 0..world.nodes.len() {
         world.count_life(node);
     }
+    world.count_disks();
     let mut counts = std::mem::take(&mut world.counts);
     {
         let bucket = world.bucket.lock();

@@ -8,7 +8,7 @@ use terrace_tiers::object::Shape;
 use super::faults::Faults;
 use crate::model::namespace_digest;
 use crate::rng::Rng;
-use crate::settings::config;
+use crate::settings::{Settings as DiskSettings, config};
 
 /// Where everything of the nodes is in the bucket.
 pub(crate) const PREFIX: &str = "terrace";
@@ -44,6 +44,8 @@ pub(crate) struct Settings {
     pub shared_blocks: u64,
     /// Requests open at once, in one node.
     pub requests: usize,
+    /// What of each node's disks is so; `None`: nodes have no tier but the bucket.
+    pub disks: Option<DiskSettings>,
 }
 
 impl Settings {
@@ -79,22 +81,44 @@ impl Settings {
             chain_blocks: rng.between(4, 16),
             shared_blocks: rng.below(4),
             requests: rng.between(1, 6) as usize,
+            disks: None,
         }
+    }
+
+    /// Draws disks for the nodes of half of the seeds, with tiers above the bucket.
+    pub fn draw_disks(&mut self, rng: &mut Rng, faults: bool) {
+        if rng.chance(500) {
+            let disks = DiskSettings::of(rng, faults, self.config.geometry);
+            self.config.tiers.splice(0..0, disks.config.tiers.iter().cloned());
+            self.disks = Some(disks);
+        }
+    }
+
+    /// Nodes have no tier but the bucket.
+    pub fn leave_disks_out(&mut self) {
+        self.config.tiers.retain(|tier| matches!(tier.kind, TierKind::Object(_)));
+        self.disks = None;
     }
 
     /// The tier's configuration.
     pub fn object(&self) -> &ObjectConfig {
-        match self.config.tiers.first().map(|tier| &tier.kind) {
+        match self.config.tiers.last().map(|tier| &tier.kind) {
             Some(TierKind::Object(object)) => object,
-            _ => panic!("settings have one tier, an object tier"),
+            _ => panic!("the last tier of settings is an object tier"),
+        }
+    }
+
+    /// The same, to change it between two lives.
+    pub fn object_mut(&mut self) -> &mut ObjectConfig {
+        match self.config.tiers.last_mut().map(|tier| &mut tier.kind) {
+            Some(TierKind::Object(object)) => object,
+            _ => panic!("the last tier of settings is an object tier"),
         }
     }
 
     /// No read is sent twice.
     pub fn leave_hedges_out(&mut self) {
-        if let Some(TierKind::Object(object)) = self.config.tiers.first_mut().map(|tier| &mut tier.kind) {
-            object.hedge_share = 0.0;
-        }
+        self.object_mut().hedge_share = 0.0;
     }
 
     /// Shape of the blocks of a namespace.

@@ -5,15 +5,17 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use terrace_tiering::{Event, RequestId};
-use terrace_tiers::Medium;
+use terrace_tiers::{Locality, Medium};
 
 use super::bucket::Bucket;
+use super::disks::NodeDisks;
 use super::faults::Weather;
 use super::ledger::Ledger;
 use super::life::{Life, Start};
 use super::panics;
 use super::settings::{PREFIX, Settings};
 use crate::counts::Counts;
+use crate::disk::Crash;
 use crate::failure::Reason;
 use crate::model::Model;
 use crate::rng::Rng;
@@ -30,6 +32,7 @@ pub(crate) struct Node {
     off_ms: Arc<AtomicI64>,
     /// Its process is stopped until then.
     stopped_until: Option<Duration>,
+    disks: Option<NodeDisks>,
 }
 
 /// Everything that a seed stands for.
@@ -71,8 +74,12 @@ impl World {
         panics::watch();
         for at in 0..world.settings.nodes {
             let off_ms = Arc::new(AtomicI64::new(world.offset()));
-            let life = world.start(at, Arc::clone(&off_ms));
-            world.nodes.push(Node { life, off_ms, stopped_until: None });
+            let disks = world.settings.disks.clone().map(|disks| {
+                let rng = world.rng.fork("disks");
+                NodeDisks::new(&disks, rng, world.trace.clone())
+            });
+            let life = world.start(at, Arc::clone(&off_ms), disks.as_ref());
+            world.nodes.push(Node { life, off_ms, stopped_until: None, disks });
         }
         world
     }
@@ -88,11 +95,11 @@ impl World {
         self.rng.below(2 * most + 1) as i64 - most as i64
     }
 
-    fn start(&mut self, node: usize, off_ms: Arc<AtomicI64>) -> Life {
+    fn start(&mut self, node: usize, off_ms: Arc<AtomicI64>, disks: Option<&NodeDisks>) -> Life {
         let number = self.next_life;
         self.next_life += 1;
         let namespace = (node % usize::from(self.settings.namespaces)) as u8;
-        let start = Start { bucket: &self.bucket, node, number, world: self.now, off_ms, namespace };
+        let start = Start { bucket: &self.bucket, node, number, world: self.now, off_ms, namespace, disks };
         Life::start(&self.settings, &mut self.rng, start)
     }
 
@@ -106,6 +113,7 @@ impl World {
         };
         self.pass(by);
         self.change_weather();
+        self.disturb_disks();
         for _ in 0..self.rng.between(0, 6) {
             self.act()?;
         }
@@ -123,6 +131,9 @@ impl World {
             let first = self.rng.index(self.nodes.len());
             for at in 0..self.nodes.len() {
                 let at = (first + at) % self.nodes.len();
+                if let Some(disks) = &self.nodes[at].disks {
+                    disks.run_until(self.now);
+                }
                 self.run(at);
             }
         }
@@ -159,6 +170,16 @@ impl World {
         self.bucket.lock().weather[node] = weather;
     }
 
+    fn disturb_disks(&mut self) {
+        if self.settings.disks.is_none() {
+            return;
+        }
+        let node = self.rng.index(self.nodes.len());
+        if let Some(disks) = &self.nodes[node].disks {
+            disks.disturb(&mut self.rng);
+        }
+    }
+
     fn act(&mut self) -> Result<(), Reason> {
         let node = self.rng.index(self.nodes.len());
         if self.nodes[node].stopped_until.is_some() {
@@ -190,6 +211,9 @@ impl World {
             if life.manager.stats().tiers.iter().any(|tier| tier.panicked) {
                 return Err(Reason::Panic(format!("inside the tier of node {at}")));
             }
+            if let Some(nvme) = &self.nodes[at].life.nvme {
+                nvme.lock().check().map_err(Reason::Invariant)?;
+            }
             self.check_primary(at)?;
             self.check_events(at)?;
         }
@@ -199,14 +223,14 @@ impl World {
         self.bucket.check()
     }
 
-    /// What a tier tells that it holds, the log names.
+    /// What the object tier tells that it holds, the log names.
     fn check_events(&mut self, at: usize) -> Result<(), Reason> {
         let mut events = Vec::new();
         let life = &mut self.nodes[at].life;
         life.manager.take_events(&mut events);
         let bucket = self.bucket.lock();
         for event in events {
-            if let Event::BlockStored { key, medium: Medium::Storage, .. } = event
+            if let Event::BlockStored { key, medium: Medium::Storage, locality: Locality::Remote } = event
                 && !bucket.ledgers[usize::from(life.namespace)].was_named(&key)
             {
                 return Err(Reason::Contract(format!("node {at} says that {key} is stored, and no log names it")));
@@ -247,13 +271,18 @@ impl World {
     fn crash(&mut self, node: usize) {
         let turns = self.rng.below(20);
         self.trace.add(format_args!("node {node} crashes after {turns} turns"));
-        self.counts.kills += 1;
+        let disks = self.nodes[node].disks.as_ref();
+        let how = disks.map_or(Crash::Kill, |disks| disks.draw_crash(&mut self.rng));
+        match how {
+            Crash::Kill => self.counts.kills += 1,
+            Crash::PowerLoss => self.counts.power_losses += 1,
+        }
         if self.nodes[node].stopped_until.is_none() {
             self.nodes[node].life.driver.turns(turns);
         }
         self.count_life(node);
         self.nodes[node].life.driver.kill();
-        self.begin_life(node);
+        self.begin_life(node, how);
     }
 
     /// The process ends as it should, and another one starts.
@@ -269,14 +298,31 @@ impl World {
         if !ended {
             return Err(Reason::Leak(format!("the tier of node {node} did not end in its time")));
         }
-        self.begin_life(node);
+        self.begin_life(node, Crash::Kill);
         Ok(())
     }
 
-    fn begin_life(&mut self, node: usize) {
-        let life = self.start(node, Arc::clone(&self.nodes[node].off_ms));
+    /// What the last process leaves on the node's disks is decided by how it ended.
+    fn begin_life(&mut self, node: usize, ended: Crash) {
+        let disks = self.nodes[node].disks.take();
+        if let (Some(disks), Some(nvme)) = (&disks, &mut self.nodes[node].life.nvme) {
+            disks.run_until(self.now);
+            disks.end(ended, nvme, &mut self.rng);
+        }
+        let used = disks.as_ref().filter(|_| self.settings.disks.is_some());
+        let life = self.start(node, Arc::clone(&self.nodes[node].off_ms), used);
         self.nodes[node].life = life;
+        self.nodes[node].disks = disks;
         self.nodes[node].stopped_until = None;
+    }
+
+    /// Adds how often disks failed.
+    pub fn count_disks(&mut self) {
+        for disks in self.nodes.iter().filter_map(|node| node.disks.as_ref()) {
+            for (kind, times) in disks.disk.faults_struck().filter(|(_, times)| *times > 0) {
+                *self.counts.faults.entry(kind).or_default() += times;
+            }
+        }
     }
 
     /// Adds what a life has counted.
@@ -320,6 +366,9 @@ impl World {
         }
         for node in &mut self.nodes {
             node.stopped_until = node.stopped_until.map(|_| self.now);
+            if let Some(disks) = &mut node.disks {
+                disks.heal();
+            }
         }
         let s = &mut self.settings;
         (s.weather_per_mille, s.crash_per_mille, s.stop_per_mille, s.jump_per_mille) = (0, 0, 0, 0);

@@ -160,6 +160,20 @@ async fn what_is_said_not_to_be_there_for_long_is_a_gap_that_closes_when_it_come
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_node_itself_has_written_is_asked_for_again_too() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    pause(1.0).await;
+    let first = a.store(1).await.unwrap();
+    lie(&bucket, u32::MAX);
+    assert!(a.folder.read_anew().await);
+    assert_eq!((a.live(), a.state.lock().fold.gaps().count()), (vec![], 1));
+    lie(&bucket, 0);
+    pause(300.0).await;
+    assert_eq!((a.live(), a.state.lock().fold.gaps().count()), (vec![first], 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_snapshot_that_is_said_not_to_be_there_is_not_taken_for_none() {
     let bucket = Bucket::new();
     let mut a = Node::start(&bucket, 1);
