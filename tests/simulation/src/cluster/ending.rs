@@ -58,8 +58,10 @@ impl World {
     /// Waits until the collectors have done all that they have to do. Then every segment in the bucket lives, and they take no more room
     /// than they may.
     pub fn collect(&mut self) -> Result<(), Reason> {
-        // A day's bytes may be used up, and without any nobody collects: nodes that start anew may write again.
-        if self.settings.object_mut().write_bytes_per_day.take().is_some() {
+        // A day's bytes may be used up, and then nobody collects: nodes that start anew may read and write again.
+        let object = self.settings.object_mut();
+        let budgets = [object.read_bytes_per_day.take(), object.write_bytes_per_day.take()];
+        if budgets.iter().any(Option::is_some) {
             (0..self.nodes.len()).try_for_each(|node| self.restart(node))?;
         }
         let object = self.settings.object();
@@ -93,8 +95,7 @@ impl World {
 
     /// A node of each namespace starts anew and knows exactly what lives, with the right bytes.
     pub fn read_back(&mut self) -> Result<(), Reason> {
-        let object = self.settings.object_mut();
-        (object.read_bytes_per_day, object.read_requests_per_second) = (None, 0);
+        self.settings.object_mut().read_requests_per_second = 0;
         // The bucket alone is asked: disks may know more than it does, and less.
         self.settings.leave_disks_out();
         // What is asked is what lives, not how fast it comes.
