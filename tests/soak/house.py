@@ -196,8 +196,9 @@ class Engine:
             self._ended += report["requests"]
             if not self._stops:
                 self.lost += (TRACE_REQUESTS - self.part) // self.parts + 1 - report["requests"]
-        elif self.process.returncode != -signal.SIGKILL:
-            self.not_begun += 1
+        else:
+            self._ended += self._sampled()
+            self.not_begun += self.process.returncode != -signal.SIGKILL
         if self.process.returncode not in (0, -signal.SIGKILL):
             lab.say(f"engine {self.part} ended with {self.process.returncode}: see {self._files['log']}")
         self.process = None
@@ -211,16 +212,17 @@ class Engine:
 
     def requests(self):
         """That ended so far."""
-        if not self.runs():
-            return self._ended
+        return self._ended if self.process is None else self._ended + self._sampled()
+
+    def _sampled(self):
+        """Those of the replay that runs, or whose end was not looked at yet."""
         try:
-            return self._ended + json.loads(self._files["samples"].read_text().splitlines()[-1])["requests"]
+            return json.loads(self._files["samples"].read_text().splitlines()[-1])["requests"]
         except (OSError, IndexError, ValueError):
-            return self._ended
+            return 0
 
     def kill(self):
         if self.runs():
-            self._ended = self.requests()
             self.killed += 1
             self.process.kill()
             self.process.wait()
