@@ -14,6 +14,7 @@
 //! | `ending`, `survival` | how a run ends, and that what was stored is there afterwards |
 //! | [`model`], `held`, `check` | what must hold |
 //! | [`rng`], [`settings`], [`trace`] | chance, what a seed decides once, what tells two runs apart |
+//! | `run`, `play` | which world of a seed is played; its steps, its end, what came of it |
 //! | `off`, `shrink`, `many` | what can be left out, making a failure short, many seeds on several threads |
 //!
 //! [`cluster`] is a second world: several nodes with the real [`ObjectTier`](terrace_tiers::object::ObjectTier) on one simulated bucket.
@@ -35,6 +36,7 @@ mod many;
 mod memory;
 pub mod model;
 mod off;
+mod play;
 pub mod rng;
 mod run;
 pub mod settings;

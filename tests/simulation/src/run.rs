@@ -1,11 +1,11 @@
 //! Running a seed.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::counts::Counts;
-use crate::failure::{Failure, Reason};
+use crate::failure::Failure;
 use crate::off::Off;
+use crate::play::play;
 use crate::rng::Rng;
 use crate::settings::Settings;
 use crate::trace::SharedTrace;
@@ -94,28 +94,6 @@ pub fn run(run: &Run) -> Outcome {
     let mut settings = Settings::draw(&mut rng.fork("settings"), run.faults);
     run.off.apply(&mut settings);
     trace.add(format_args!("{settings:?}"));
-    let mut world = World::new(settings, rng.fork("world"), trace.clone(), run.verify_crc);
-    let mut step = 0;
-    let end = catch_unwind(AssertUnwindSafe(|| {
-        for _ in 0..run.steps {
-            step += 1;
-            world.step()?;
-        }
-        world.come_to_rest()?;
-        world.read_back()
-    }));
-    let result = end.unwrap_or_else(|panic| Err(Reason::Panic(panic_text(&*panic))));
-    let mut counts = std::mem::take(&mut world.counts);
-    counts.add_life(&world.life.manager.stats());
-    counts.faults = world.disk.faults_struck().filter(|(_, times)| *times > 0).collect();
-    (counts.seeds, counts.steps) = (1, u64::from(step));
-    trace.add(format_args!("{counts:?}"));
-    let failure = result.err().map(|reason| Failure { run: *run, step, reason });
-    Outcome { digest: trace.digest(), counts, failure }
-}
-
-/// What a panic says.
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "no text".into())
+    let world = World::new(settings, rng.fork("world"), trace.clone(), run.verify_crc);
+    play(run, &trace, world)
 }

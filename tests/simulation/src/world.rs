@@ -15,6 +15,7 @@ use crate::failure::Reason;
 use crate::life::{Life, Start};
 use crate::memory;
 use crate::model::Model;
+use crate::play::Play;
 use crate::rng::Rng;
 use crate::settings::Settings;
 use crate::trace::SharedTrace;
@@ -91,26 +92,6 @@ impl World {
             keep_catalog: false,
             verify_crc,
         }
-    }
-
-    /// One step of the engine, and whatever else happens meanwhile.
-    pub(crate) fn step(&mut self) -> Result<(), Reason> {
-        self.pass_time();
-        self.life.watch_scan(self.clock.now());
-        self.change_weather();
-        for _ in 0..self.rng.between(0, 6) {
-            self.act()?;
-        }
-        self.end_step()?;
-        let dice = self.rng.below(1000) as u32;
-        let Settings { crash_per_mille, restart_per_mille, .. } = self.settings;
-        if dice < crash_per_mille {
-            let how = if self.rng.chance(self.settings.power_loss_per_mille) { Crash::PowerLoss } else { Crash::Kill };
-            self.end_life(End::Crash(how));
-        } else if dice < crash_per_mille + restart_per_mille {
-            self.end_life(End::Shutdown);
-        }
-        Ok(())
     }
 
     /// Ends a step of the manager and checks everything.
@@ -268,5 +249,38 @@ impl World {
             old_faults,
         };
         self.life = Life::start(&self.settings, &start);
+    }
+}
+
+impl Play for World {
+    fn step(&mut self) -> Result<(), Reason> {
+        self.pass_time();
+        self.life.watch_scan(self.clock.now());
+        self.change_weather();
+        for _ in 0..self.rng.between(0, 6) {
+            self.act()?;
+        }
+        self.end_step()?;
+        let dice = self.rng.below(1000) as u32;
+        let Settings { crash_per_mille, restart_per_mille, .. } = self.settings;
+        if dice < crash_per_mille {
+            let how = if self.rng.chance(self.settings.power_loss_per_mille) { Crash::PowerLoss } else { Crash::Kill };
+            self.end_life(End::Crash(how));
+        } else if dice < crash_per_mille + restart_per_mille {
+            self.end_life(End::Shutdown);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Reason> {
+        self.come_to_rest()?;
+        self.read_back()
+    }
+
+    fn take_counts(&mut self) -> Counts {
+        let mut counts = std::mem::take(&mut self.counts);
+        counts.add_life(&self.life.manager.stats());
+        counts.faults = self.disk.faults_struck().filter(|(_, times)| *times > 0).collect();
+        counts
     }
 }

@@ -248,7 +248,7 @@ impl Folder {
         }
     }
 
-    /// Fails with [`RequestError::NotFound`] where something is listed that is not there. `last`: log objects of which that is true are
+    /// Fails with [`RequestError::NotFound`] where something is listed that is not there, or the snapshot was removed meanwhile. `last`: log objects of which that is true are
     /// gaps from here on, which later listings try to fill.
     async fn read_everything(&self, began: Complete, last: bool) -> Result<(), RequestError> {
         let shared = &*self.shared;
@@ -287,6 +287,12 @@ impl Folder {
                 Some(next) => after = next,
                 None => break,
             }
+        }
+        // A snapshot goes before the log behind it does: while it is there, nothing of the two was missed.
+        if let Some(Base { number, .. }) = &base
+            && !manifest_numbers(shared, began.at.plus(READING)).await?.contains(number)
+        {
+            return Err(RequestError::NotFound);
         }
         self.state.lock().replace(fold, base, Complete { upto, ..began });
         Ok(())

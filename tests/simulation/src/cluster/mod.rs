@@ -29,13 +29,11 @@ mod upload;
 mod view;
 mod world;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use self::settings::Settings;
 use self::world::World;
-use crate::failure::{Failure, Reason};
+use crate::play::play;
 use crate::rng::Rng;
-use crate::run::{Outcome, Run, panic_text};
+use crate::run::{Outcome, Run};
 use crate::trace::SharedTrace;
 
 /// Runs one seed to its end or to its first failure.
@@ -48,32 +46,6 @@ pub(crate) fn run(run: &Run) -> Outcome {
     settings.draw_disks(&mut rng.fork("cluster disks"), run.faults);
     run.off.apply_to_cluster(&mut settings);
     trace.add(format_args!("{settings:?}"));
-    let mut world = World::new(settings, of_world, trace.clone());
-    let mut step = 0;
-    let end = catch_unwind(AssertUnwindSafe(|| {
-        for _ in 0..run.steps {
-            step += 1;
-            world.step()?;
-        }
-        world.come_to_rest()?;
-        world.collect()?;
-        world.read_back()
-    }));
-    let result = end.unwrap_or_else(|panic| Err(Reason::Panic(panic_text(&*panic))));
-    for node in 0..world.nodes.len() {
-        world.count_life(node);
-    }
-    world.count_disks();
-    let mut counts = std::mem::take(&mut world.counts);
-    {
-        let bucket = world.bucket.lock();
-        counts.others.insert("requests", bucket.requests);
-        for (kind, times) in bucket.faults.struck().filter(|(_, times)| *times > 0) {
-            counts.others.insert(kind.name(), times);
-        }
-    }
-    (counts.seeds, counts.steps) = (1, u64::from(step));
-    trace.add(format_args!("{counts:?}"));
-    let failure = result.err().map(|reason| Failure { run: *run, step, reason });
-    Outcome { digest: trace.digest(), counts, failure }
+    let world = World::new(settings, of_world, trace.clone());
+    play(run, &trace, world)
 }

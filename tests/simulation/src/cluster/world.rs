@@ -18,6 +18,7 @@ use crate::counts::Counts;
 use crate::disk::Crash;
 use crate::failure::Reason;
 use crate::model::Model;
+use crate::play::Play;
 use crate::rng::Rng;
 use crate::trace::SharedTrace;
 
@@ -101,24 +102,6 @@ impl World {
         let namespace = (node % usize::from(self.settings.namespaces)) as u8;
         let start = Start { bucket: &self.bucket, node, number, world: self.now, off_ms, namespace, disks };
         Life::start(&self.settings, &mut self.rng, start)
-    }
-
-    /// One step of the engines, and whatever else happens meanwhile.
-    pub fn step(&mut self) -> Result<(), Reason> {
-        let by = match self.rng.below(400) {
-            0 => Duration::from_secs(60),
-            1..10 => Duration::from_nanos(self.rng.below(4_000_000_000)),
-            10..200 => Duration::from_nanos(self.rng.skewed(100_000_000)),
-            _ => Duration::from_nanos(self.rng.skewed(1_000_000)),
-        };
-        self.pass(by);
-        self.change_weather();
-        self.disturb_disks();
-        for _ in 0..self.rng.between(0, 6) {
-            self.act()?;
-        }
-        self.end_step()?;
-        self.strike()
     }
 
     /// Lets time go by, for all nodes at once but for less than a slice.
@@ -372,5 +355,43 @@ impl World {
         }
         let s = &mut self.settings;
         (s.weather_per_mille, s.crash_per_mille, s.stop_per_mille, s.jump_per_mille) = (0, 0, 0, 0);
+    }
+}
+
+impl Play for World {
+    fn step(&mut self) -> Result<(), Reason> {
+        let by = match self.rng.below(400) {
+            0 => Duration::from_secs(60),
+            1..10 => Duration::from_nanos(self.rng.below(4_000_000_000)),
+            10..200 => Duration::from_nanos(self.rng.skewed(100_000_000)),
+            _ => Duration::from_nanos(self.rng.skewed(1_000_000)),
+        };
+        self.pass(by);
+        self.change_weather();
+        self.disturb_disks();
+        for _ in 0..self.rng.between(0, 6) {
+            self.act()?;
+        }
+        self.end_step()?;
+        self.strike()
+    }
+
+    fn end(&mut self) -> Result<(), Reason> {
+        self.come_to_rest()?;
+        self.collect()?;
+        self.read_back()
+    }
+
+    fn take_counts(&mut self) -> Counts {
+        for node in 0..self.nodes.len() {
+            self.count_life(node);
+        }
+        self.count_disks();
+        let bucket = self.bucket.lock();
+        self.counts.others.insert("requests", bucket.requests);
+        for (kind, times) in bucket.faults.struck().filter(|(_, times)| *times > 0) {
+            self.counts.others.insert(kind.name(), times);
+        }
+        std::mem::take(&mut self.counts)
     }
 }

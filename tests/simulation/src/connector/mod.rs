@@ -26,13 +26,11 @@ mod requests;
 pub(crate) mod settings;
 mod world;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use self::settings::Settings;
 use self::world::World;
-use crate::failure::{Failure, Reason};
+use crate::play::play;
 use crate::rng::Rng;
-use crate::run::{Outcome, Run, panic_text};
+use crate::run::{Outcome, Run};
 use crate::trace::SharedTrace;
 
 /// Runs one seed to its end or to its first failure.
@@ -42,24 +40,6 @@ pub(crate) fn run(run: &Run) -> Outcome {
     let mut settings = Settings::draw(&mut rng.fork("connector settings"), run.faults);
     run.off.apply_to_connector(&mut settings);
     trace.add(format_args!("{settings:?}"));
-    let mut world = World::new(settings, rng.fork("connector"), trace.clone(), run.verify_crc);
-    let mut step = 0;
-    let end = catch_unwind(AssertUnwindSafe(|| {
-        for _ in 0..run.steps {
-            step += 1;
-            world.step()?;
-        }
-        world.come_to_rest()?;
-        world.read_back()
-    }));
-    let result = end.unwrap_or_else(|panic| Err(Reason::Panic(panic_text(&*panic))));
-    world.count_life();
-    let mut counts = std::mem::take(&mut world.counts);
-    counts.faults = world.disk.faults_struck().filter(|(_, times)| *times > 0).collect();
-    (counts.seeds, counts.steps) = (1, u64::from(step));
-    trace.add(format_args!("{counts:?}"));
-    // After a panic the connector may be in no state to be let go of.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(world)));
-    let failure = result.err().map(|reason| Failure { run: *run, step, reason });
-    Outcome { digest: trace.digest(), counts, failure }
+    let world = World::new(settings, rng.fork("connector"), trace.clone(), run.verify_crc);
+    play(run, &trace, world)
 }

@@ -18,6 +18,7 @@ use crate::disk::{Crash, Disk, Weather};
 use crate::failure::Reason;
 use crate::life::Start;
 use crate::memory;
+use crate::play::Play;
 use crate::rng::Rng;
 use crate::settings::MOST_SLOTS;
 use crate::trace::SharedTrace;
@@ -95,28 +96,6 @@ impl World {
             reported: None,
             verify_crc,
         }
-    }
-
-    /// One step of the engine, and whatever else happens meanwhile.
-    pub(crate) fn step(&mut self) -> Result<(), Reason> {
-        self.pass_time();
-        self.change_weather();
-        let dice = self.rng.below(1000) as u32;
-        let (crash, restart) = (self.settings.disks.crash_per_mille, self.settings.disks.restart_per_mille);
-        let dies_at = if dice < crash { self.rng.below(PLACES) } else { PLACES };
-        while self.rng.chance(self.settings.arrival_per_mille / 2) {
-            self.arrive()?;
-        }
-        if matches!(self.drive(dies_at)?, Came::ToADeath) {
-            let power = self.rng.chance(self.settings.disks.power_loss_per_mille);
-            self.end_life(End::Crash(if power { Crash::PowerLoss } else { Crash::Kill }));
-        } else if self.life.copies.is_lost() || self.life.copies.hangs_since(WATCHDOG) {
-            *self.counts.others.entry("devices lost").or_default() += 1;
-            self.end_life(End::Crash(Crash::Kill));
-        } else if dice >= crash && dice < crash + restart {
-            self.end_life(End::Shutdown);
-        }
-        self.check()
     }
 
     /// A step without arrivals, after a while.
@@ -362,5 +341,40 @@ impl World {
         ] {
             *self.counts.others.entry(name).or_default() += count;
         }
+    }
+}
+
+impl Play for World {
+    fn step(&mut self) -> Result<(), Reason> {
+        self.pass_time();
+        self.change_weather();
+        let dice = self.rng.below(1000) as u32;
+        let (crash, restart) = (self.settings.disks.crash_per_mille, self.settings.disks.restart_per_mille);
+        let dies_at = if dice < crash { self.rng.below(PLACES) } else { PLACES };
+        while self.rng.chance(self.settings.arrival_per_mille / 2) {
+            self.arrive()?;
+        }
+        if matches!(self.drive(dies_at)?, Came::ToADeath) {
+            let power = self.rng.chance(self.settings.disks.power_loss_per_mille);
+            self.end_life(End::Crash(if power { Crash::PowerLoss } else { Crash::Kill }));
+        } else if self.life.copies.is_lost() || self.life.copies.hangs_since(WATCHDOG) {
+            *self.counts.others.entry("devices lost").or_default() += 1;
+            self.end_life(End::Crash(Crash::Kill));
+        } else if dice >= crash && dice < crash + restart {
+            self.end_life(End::Shutdown);
+        }
+        self.check()
+    }
+
+    fn end(&mut self) -> Result<(), Reason> {
+        self.come_to_rest()?;
+        self.read_back()
+    }
+
+    fn take_counts(&mut self) -> Counts {
+        self.count_life();
+        let mut counts = std::mem::take(&mut self.counts);
+        counts.faults = self.disk.faults_struck().filter(|(_, times)| *times > 0).collect();
+        counts
     }
 }

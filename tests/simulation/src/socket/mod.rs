@@ -29,13 +29,11 @@ pub(crate) mod settings;
 mod wire;
 mod world;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use self::settings::Settings;
 use self::world::World;
-use crate::failure::{Failure, Reason};
+use crate::play::play;
 use crate::rng::Rng;
-use crate::run::{Outcome, Run, panic_text};
+use crate::run::{Outcome, Run};
 use crate::trace::SharedTrace;
 
 /// Runs one seed to its end or to its first failure.
@@ -45,24 +43,6 @@ pub(crate) fn run(run: &Run) -> Outcome {
     let mut settings = Settings::draw(&mut rng.fork("socket settings"), run.faults);
     run.off.apply_to_socket(&mut settings);
     trace.add(format_args!("{settings:?}"));
-    let mut world = World::new(settings, rng.fork("socket"), trace.clone(), run.verify_crc);
-    let mut step = 0;
-    let end = catch_unwind(AssertUnwindSafe(|| {
-        for _ in 0..run.steps {
-            step += 1;
-            world.step()?;
-        }
-        world.come_to_rest()?;
-        world.read_back()
-    }));
-    let result = end.unwrap_or_else(|panic| Err(Reason::Panic(panic_text(&*panic))));
-    world.count_life();
-    let mut counts = std::mem::take(&mut world.common.counts);
-    counts.faults = world.faults_struck();
-    (counts.seeds, counts.steps) = (1, u64::from(step));
-    trace.add(format_args!("{counts:?}"));
-    // After a panic the daemon may be in no state to be let go of.
-    let _ = catch_unwind(AssertUnwindSafe(|| world.let_go()));
-    let failure = result.err().map(|reason| Failure { run: *run, step, reason });
-    Outcome { digest: trace.digest(), counts, failure }
+    let world = World::new(settings, rng.fork("socket"), trace.clone(), run.verify_crc);
+    play(run, &trace, world)
 }

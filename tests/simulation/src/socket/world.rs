@@ -15,9 +15,11 @@ use super::common::Common;
 use super::engine::Engine;
 use super::settings::Settings;
 use crate::catalog::CatalogDisk;
+use crate::counts::Counts;
 use crate::disk::{Crash, Disk, Weather};
 use crate::failure::Reason;
 use crate::life::{Start, open_tiers};
+use crate::play::Play;
 use crate::rng::Rng;
 use crate::tier::SharedTier;
 use crate::trace::SharedTrace;
@@ -115,32 +117,6 @@ impl World {
         });
         let clients = clients.collect();
         Self { common, server, engines, clients, below, stalled: Default::default(), verify_crc }
-    }
-
-    /// One step of every engine, and whatever else happens meanwhile.
-    pub fn step(&mut self) -> Result<(), Reason> {
-        let long = if self.clients.iter().any(Client::is_stuck) { 20 } else { 1 };
-        let by_ns = match self.common.rng.below(400) {
-            at if at < long => 60_000_000_000,
-            1..8 => self.common.rng.below(4_000_000_000),
-            8..150 => self.common.rng.skewed(100_000_000),
-            _ => self.common.rng.skewed(1_000_000),
-        };
-        self.pass_time(Duration::from_nanos(by_ns));
-        self.change_weather();
-        self.accidents();
-        self.accidents_of_clients();
-        self.drive()?;
-        let dice = self.common.rng.below(1000) as u32;
-        let disks = &self.common.settings.disks;
-        let (crash, restart) = (disks.crash_per_mille, disks.restart_per_mille);
-        if dice < crash {
-            let power = self.common.rng.chance(self.common.settings.disks.power_loss_per_mille);
-            self.end_daemon(Some(if power { Crash::PowerLoss } else { Crash::Kill }));
-        } else if dice < crash + restart {
-            self.end_daemon(None);
-        }
-        Ok(())
     }
 
     /// A step in which nothing happens but time and work.
@@ -306,5 +282,48 @@ impl World {
     /// Now.
     pub fn now(&self) -> Time {
         self.common.clock.now()
+    }
+}
+
+impl Play for World {
+    fn step(&mut self) -> Result<(), Reason> {
+        let long = if self.clients.iter().any(Client::is_stuck) { 20 } else { 1 };
+        let by_ns = match self.common.rng.below(400) {
+            at if at < long => 60_000_000_000,
+            1..8 => self.common.rng.below(4_000_000_000),
+            8..150 => self.common.rng.skewed(100_000_000),
+            _ => self.common.rng.skewed(1_000_000),
+        };
+        self.pass_time(Duration::from_nanos(by_ns));
+        self.change_weather();
+        self.accidents();
+        self.accidents_of_clients();
+        self.drive()?;
+        let dice = self.common.rng.below(1000) as u32;
+        let disks = &self.common.settings.disks;
+        let (crash, restart) = (disks.crash_per_mille, disks.restart_per_mille);
+        if dice < crash {
+            let power = self.common.rng.chance(self.common.settings.disks.power_loss_per_mille);
+            self.end_daemon(Some(if power { Crash::PowerLoss } else { Crash::Kill }));
+        } else if dice < crash + restart {
+            self.end_daemon(None);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Reason> {
+        self.come_to_rest()?;
+        self.read_back()
+    }
+
+    fn take_counts(&mut self) -> Counts {
+        self.count_life();
+        let mut counts = std::mem::take(&mut self.common.counts);
+        counts.faults = self.faults_struck();
+        counts
+    }
+
+    fn let_go(self) {
+        World::let_go(self);
     }
 }

@@ -33,21 +33,26 @@ impl Collecting {
         let mut numbers = manifest_numbers(&self.shared, self.deadline()).await?;
         let kept = numbers.split_off(numbers.len().saturating_sub(KEPT));
         let Some(needed) = self.needed(&kept).await? else { return Ok(()) };
-        let old = numbers.iter().map(|number| self.shared.names.manifest(*number)).collect();
-        self.done.deleted_others += self.remove_objects(old, apply).await?;
+        let old: Vec<Path> = numbers.iter().map(|number| self.shared.names.manifest(*number)).collect();
+        let (count, removed) = (old.len() as u64, self.remove_objects(old, apply).await?);
+        self.done.deleted_others += removed;
+        // Readers fall back to whatever manifest is there: what is behind it stays as long.
+        if removed < count {
+            return Ok(());
+        }
         self.clean_parts(&needed, apply).await?;
         self.clean_log(&needed, apply).await?;
         self.clean_probes(apply).await
     }
 
-    /// `None`: too few manifests can be read to remove anything.
+    /// `None`: not all of these manifests can be read, or too few, to remove anything. Readers may find the one that is missing here.
     async fn needed(&self, kept: &[u64]) -> Result<Option<Needed>, Trouble> {
         let mut manifests: Vec<Manifest> = Vec::new();
         for number in kept {
             match read_manifest(&self.shared, *number, self.deadline()).await {
                 Ok(manifest) => manifests.push(manifest),
                 Err(Unread::Failed(error)) => return Err(error.into()),
-                Err(Unread::Bad | Unread::Gone) => {}
+                Err(Unread::Bad | Unread::Gone) => return Ok(None),
             }
         }
         if manifests.len() < 2 {

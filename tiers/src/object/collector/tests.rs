@@ -331,6 +331,68 @@ async fn a_damaged_snapshot_is_replaced_by_the_one_before() {
     }
 }
 
+/// Blocks in three snapshots, log objects older than they are kept, and the collector by hand that made them.
+async fn three_snapshots(bucket: &Bucket, node: &Node) -> (Vec<SegmentId>, Collecting) {
+    pause(1.0).await;
+    let mut collecting = by_hand(node, Right::Always);
+    let mut live = Vec::new();
+    for number in 1..=3 {
+        live.push(node.store_object(bucket, 4).await);
+        assert_eq!(collecting.compact(false).await.unwrap(), Some(number));
+    }
+    pause(HOUR * 2.0).await;
+    // The newest time of the store.
+    bucket.put(&node.shared.names.leases().clone().join("now"), Bytes::new()).await;
+    (live, collecting)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_behind_a_snapshot_that_is_said_not_to_be_there_stays() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    let (live, mut collecting) = three_snapshots(&bucket, &a).await;
+    let missing = |number: u64| {
+        let path = a.shared.names.manifest(number);
+        move |verb, of: &Path| if verb == Verb::Get && *of == path { Fate::Missing } else { Fate::Served }
+    };
+    bucket.set_fates(missing(1));
+    collecting.clean(true).await.unwrap();
+    assert_eq!(bucket.paths("/log/").await.len(), 3);
+    // A reader may find that one only.
+    let (two, three) = (missing(2), missing(3));
+    bucket.set_fates(move |verb, of| if two(verb, of) == Fate::Missing { Fate::Missing } else { three(verb, of) });
+    assert_eq!(found(&bucket, 2).await, live);
+    bucket.set_fates(|_, _| Fate::Served);
+    collecting.clean(true).await.unwrap();
+    assert_eq!(bucket.paths("/log/").await.len(), 2, "the oldest has the first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reading_whose_snapshot_was_replaced_meanwhile_is_begun_anew() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    let (live, mut collecting) = three_snapshots(&bucket, &a).await;
+    // Two manifests and the log behind them go while a reader is between the snapshot and the log.
+    for number in [2, 3] {
+        bucket.delete(a.shared.names.manifest(number).as_ref()).await;
+    }
+    let slow = bucket.view();
+    slow.set_fates(
+        |verb, path| {
+            if verb == Verb::List && path.as_ref().ends_with("/log") { Fate::Failed } else { Fate::Served }
+        },
+    );
+    let b = Node::start(&slow, 2);
+    // The listing was refused once, and is tried again in a moment.
+    pause(0.02).await;
+    collecting.compact(true).await.unwrap();
+    bucket.delete(a.shared.names.manifest(1).as_ref()).await;
+    bucket.delete("/log/").await;
+    slow.set_fates(|_, _| Fate::Served);
+    pause(30.0).await;
+    assert_eq!(b.live(), live);
+}
+
 #[tokio::test(start_paused = true)]
 async fn while_nothing_is_written_nothing_is_folded_again_and_orphans_still_go() {
     let bucket = Bucket::new();
