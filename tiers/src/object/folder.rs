@@ -371,15 +371,15 @@ impl Folder {
             self.observe(upto);
             let wanted: Vec<LogName> = {
                 let state = self.state.lock();
-                // What the publisher has under way it folds itself. What it published before everything was read anew it does not.
-                let (own, fold) = (state.writer(), &state.fold);
-                let is_wanted = |name: &LogName| !fold.has(name) && (name.writer != own || fold.misses(name));
-                page.names.into_iter().filter(is_wanted).collect()
+                page.names.into_iter().filter(|name| state.wants(name)).collect()
             };
             listed.news |= !wanted.is_empty();
             let outcome = listing::read(shared, wanted, |read| match read {
                 Read::Object(object) => {
-                    if self.state.lock().apply(&object, false) {
+                    let mut state = self.state.lock();
+                    // Its own are missing where a reading of everything had not come by them.
+                    let own = object.writer == state.writer();
+                    if state.apply(&object, own) {
                         shared.counters.logs_folded.bump();
                     }
                 }

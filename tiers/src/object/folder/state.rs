@@ -9,6 +9,7 @@ use crate::clock::Time;
 use crate::object::fold::{Fold, FoldChange};
 use crate::object::id::{SegmentId, Stamp, WriterId};
 use crate::object::log::LogObject;
+use crate::object::names::LogName;
 use crate::object::port::Change;
 use crate::object::snapshot::PartRef;
 
@@ -52,6 +53,8 @@ pub(crate) struct LogState {
     /// Names of this process's lives, the present one last.
     lives: Vec<WriterId>,
     segments: u64,
+    /// Number of the last log object that the present life has published.
+    published: u64,
     newest: Stamp,
     ahead_ms: u64,
     /// Changes of the fold in the order in which they happened, for the manager's side.
@@ -70,6 +73,7 @@ impl LogState {
             fold: Fold::new(),
             lives: vec![writer],
             segments: 0,
+            published: 0,
             newest: Stamp::default(),
             ahead_ms: 0,
             outbox: VecDeque::new(),
@@ -96,7 +100,7 @@ impl LogState {
             self.lives.remove(0);
         }
         self.lives.push(next);
-        self.segments = 0;
+        (self.segments, self.published) = (0, 0);
         next
     }
 
@@ -137,10 +141,16 @@ impl LogState {
 
     /// Folds a log object that this node has just published.
     pub fn published(&mut self, object: Arc<LogObject>) {
+        self.published = object.sequence;
         self.apply(&object, true);
         if let Some(meanwhile) = &mut self.meanwhile {
             meanwhile.push(object);
         }
+    }
+
+    /// Whether a listed log object is to be read: one that is not folded, and that the publisher has not under way, for that it folds itself.
+    pub fn wants(&self, name: &LogName) -> bool {
+        !self.fold.has(name) && (name.writer != self.writer() || name.sequence <= self.published)
     }
 
     /// The whole log is about to be read: what is published from here on is kept for [`Self::replace`].
