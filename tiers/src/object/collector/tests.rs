@@ -368,6 +368,29 @@ async fn the_log_behind_a_snapshot_that_is_said_not_to_be_there_stays() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_whose_clock_was_far_behind_finds_its_own_beginning_again() {
+    let bucket = Bucket::new();
+    let blind = bucket.view();
+    let (a, late) = (Node::start(&bucket, 1), Node::start_with(&blind, 2, -200_000, config()));
+    pause(1.0).await;
+    // It does not see what others write: its first log object stands far before theirs, where they do not look at once.
+    blind.set_fates(|verb, _| if verb == Verb::List { Fate::Failed } else { Fate::Served });
+    let newer = a.store_object(&bucket, 1).await;
+    a.folder.asked();
+    pause(1.0).await;
+    let first = late.store_object(&blind, 1).await;
+    blind.set_fates(|_, _| Fate::Served);
+    a.folder.asked();
+    pause(1.0).await;
+    assert_eq!(by_hand(&a, Right::Always).compact(false).await.unwrap(), Some(1));
+    assert_eq!(a.live(), [newer]);
+    assert!(late.folder.read_anew().await);
+    assert_eq!(late.live(), [newer], "it is neither in the snapshot nor behind where that says that the log begins");
+    assert!(late.folder.list_whole().await);
+    assert_eq!(late.live(), [newer, first]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_reading_whose_snapshot_was_replaced_meanwhile_is_begun_anew() {
     let bucket = Bucket::new();
     let a = Node::start(&bucket, 1);

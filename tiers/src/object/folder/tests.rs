@@ -174,26 +174,6 @@ async fn what_the_node_itself_has_written_is_asked_for_again_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_whose_clock_was_far_behind_finds_its_own_beginning_again() {
-    let bucket = Bucket::new();
-    let skewed = |name, skew_ms| Node::start_with(&bucket, name, skew_ms, config());
-    let mut collector = skewed(1, 0);
-    let late = skewed(2, -200_000);
-    collector.collect();
-    pause(1.0).await;
-    // It goes by the others' clock as soon as it has listed what they write; its first object stands far before theirs.
-    let first = late.store_object(&bucket, 1).await;
-    let mut live = vec![first, collector.store_object(&bucket, 1).await];
-    pause(40.0).await;
-    live.push(late.store_object(&bucket, 1).await);
-    pause(120.0).await;
-    assert!(late.folder.read_anew().await);
-    assert!(late.folder.list_whole().await);
-    live.sort();
-    assert_eq!((late.live(), late.state.lock().fold.gaps().count()), (live, 0));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_snapshot_that_is_said_not_to_be_there_is_not_taken_for_none() {
     let bucket = Bucket::new();
     let mut a = Node::start(&bucket, 1);
