@@ -17,9 +17,10 @@
 //! | `run`, `play` | which world of a seed is played; its steps, its end, what came of it |
 //! | `off`, `shrink`, `many` | what can be left out, making a failure short, many seeds on several threads |
 //!
-//! [`cluster`] is a second world: several nodes with the real [`ObjectTier`](terrace_tiers::object::ObjectTier) on one simulated bucket.
-//! `socket` is a fourth: engines over the daemon's real pools and the real protocol, through connections that are slow and break.
+//! [`cluster`] is a second world: several nodes with the real [`ObjectTier`](terrace_tiers::object::ObjectTier) on one simulated bucket,
+//! in half of the seeds below an NVMe tier over the first one's disks.
 //! `connector` is a third: an engine with memory of its own drives the real connector, whose copies are simulated, over the first one's disks.
+//! `socket` is a fourth: engines over the daemon's real pools and the real protocol, through connections that are slow and break.
 
 mod catalog;
 mod check;
