@@ -128,7 +128,8 @@ impl Ledger {
 
     /// Whether a life that asks now for what only a collector does can believe that it holds the lease.
     pub fn may_collect(&self, life: u64, world: Duration) -> bool {
-        let last = self.asked.range((life, 0)..=(life, u64::MAX)).next_back();
-        last.is_some_and(|(_, asked)| world <= *asked + self.lease * 4 / 5 + REQUEST)
+        // Not always for the highest term: a listing that showed no lease has it begin at the first one again.
+        let last = self.asked.range((life, 0)..=(life, u64::MAX)).map(|(_, asked)| *asked).max();
+        last.is_some_and(|asked| world <= asked + self.lease * 4 / 5 + REQUEST)
     }
 }
