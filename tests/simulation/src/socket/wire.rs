@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use terrace_connector::protocol::{FrameFlags, FrameHeader, HEADER_BYTES, Kind, encode};
 use terrace_connector::server::InlineServer;
@@ -72,6 +73,14 @@ impl Wire {
 
     pub const fn is_open(&self) -> bool {
         self.socket.is_some()
+    }
+
+    /// Whether the daemon has closed its end. What it had sent before can still be read.
+    pub fn has_hung_up(&self) -> bool {
+        let Some(socket) = &self.socket else { return true };
+        let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        let polled = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        polled.is_ok() && fds.iter().any(|fd| fd.revents().intersects(PollFlags::HUP | PollFlags::ERR))
     }
 
     /// Sends a frame, and gives its sequence.
