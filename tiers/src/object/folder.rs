@@ -248,8 +248,8 @@ impl Folder {
         }
     }
 
-    /// Fails with [`RequestError::NotFound`] where something is listed that is not there, or the snapshot was removed meanwhile. `last`: log objects of which that is true are
-    /// gaps from here on, which later listings try to fill.
+    /// Fails with [`RequestError::NotFound`] where something is listed that is not there, or the snapshot was removed meanwhile. `last`:
+    /// log objects that are listed and not there are gaps from here on, which later listings try to fill.
     async fn read_everything(&self, began: Complete, last: bool) -> Result<(), RequestError> {
         let shared = &*self.shared;
         let (mut fold, base) = snapshot::read_snapshot(shared, began.at.plus(READING)).await?;

@@ -163,6 +163,7 @@ impl UringDevice {
     fn arm_wake(&mut self) {
         if !self.wake_armed {
             self.wake_armed = true;
+            // By way of libc, as sanitizers need it, the flags are signed.
             let poll = opcode::PollAdd::new(types::Fd(self.waker.as_fd().as_raw_fd()), PollFlags::IN.bits() as u32);
             self.push(&[poll.build().user_data(WAKE)]);
         }

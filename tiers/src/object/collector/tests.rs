@@ -368,6 +368,24 @@ async fn the_log_behind_a_snapshot_that_is_said_not_to_be_there_stays() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_log_behind_a_snapshot_that_cannot_be_removed_stays() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    let (_, mut collecting) = three_snapshots(&bucket, &a).await;
+    a.store_object(&bucket, 4).await;
+    assert_eq!(collecting.compact(false).await.unwrap(), Some(4));
+    bucket.set_fates(|verb, path| {
+        let manifest = path.as_ref().contains("/snapshots/");
+        if verb == Verb::Delete && manifest { Fate::Failed } else { Fate::Served }
+    });
+    collecting.clean(true).await.unwrap();
+    assert_eq!((numbers(&bucket, &a).await, bucket.paths("/log/").await.len()), (vec![1, 2, 3, 4], 4));
+    bucket.set_fates(|_, _| Fate::Served);
+    collecting.clean(true).await.unwrap();
+    assert_eq!((numbers(&bucket, &a).await, bucket.paths("/log/").await.len()), (vec![2, 3, 4], 2));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_node_whose_clock_was_far_behind_finds_its_own_beginning_again() {
     let bucket = Bucket::new();
     let blind = bucket.view();
@@ -395,7 +413,7 @@ async fn a_reading_whose_snapshot_was_replaced_meanwhile_is_begun_anew() {
     let bucket = Bucket::new();
     let a = Node::start(&bucket, 1);
     let (live, mut collecting) = three_snapshots(&bucket, &a).await;
-    // Two manifests and the log behind them go while a reader is between the snapshot and the log.
+    // One manifest is left. It and the log behind it go while a reader is between the two.
     for number in [2, 3] {
         bucket.delete(a.shared.names.manifest(number).as_ref()).await;
     }
