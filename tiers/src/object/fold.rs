@@ -83,7 +83,7 @@ impl Fold {
     }
 
     /// Folds a log object, once: changes of what is live are appended. False: it was folded before, or its writer is one too
-    /// many, and nothing changed.
+    /// many, or it is behind too many that are missing, and nothing changed.
     pub fn apply(&mut self, object: &LogObject, changes: &mut Vec<FoldChange>) -> bool {
         if !self.note(object.writer, object.sequence, object.stamp) {
             return false;
@@ -113,6 +113,16 @@ impl Fold {
     /// Whether [`Self::miss`] was told of it and it was not folded since.
     pub fn misses(&self, name: &LogName) -> bool {
         self.writers.get(&name.writer).is_some_and(|progress| progress.misses(name.sequence))
+    }
+
+    /// If a log object of this writer was listed and is missing: the earliest stamp of any such, or an earlier one.
+    pub fn missed(&self, writer: WriterId) -> Option<Stamp> {
+        self.writers.get(&writer)?.missed()
+    }
+
+    /// The same of all writers.
+    pub fn earliest_missed(&self) -> Option<Stamp> {
+        self.writers.values().filter_map(Progress::missed).min()
     }
 
     fn note(&mut self, writer: WriterId, sequence: u64, stamp: Stamp) -> bool {
@@ -204,11 +214,12 @@ impl Fold {
     }
 
     /// Forgets tombstones older than `before` that `keep` does not want, early uses, and writers silent since `before`: what they wrote
-    /// is in a snapshot, their log objects are gone, and they do not go on under the same id.
+    /// is in a snapshot, their log objects are gone, and they do not go on under the same id. Not writers of whom something is missing
+    /// that was listed.
     pub fn prune(&mut self, before: Stamp, keep: impl Fn(SegmentId) -> bool) {
         self.removed.retain(|id, at| *at >= before || keep(*id));
         self.early.retain(|_, at| *at >= before);
-        self.writers.retain(|_, progress| progress.newest() >= before);
+        self.writers.retain(|_, progress| progress.newest() >= before || progress.missed().is_some());
     }
 
     /// Number of live segments.

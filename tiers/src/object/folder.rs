@@ -233,7 +233,7 @@ impl Folder {
     async fn has_read(&mut self, began: Complete, outcome: Result<(), RequestError>) -> bool {
         match outcome {
             Ok(()) => {
-                self.reaches = Reaches::new(self.shared.config.log_retention, began.at);
+                self.reaches.read(began.at);
                 self.pace.listed(began.at, true);
                 self.shared.counters.resyncs.bump();
                 self.send_catalog().await;
@@ -342,14 +342,18 @@ impl Folder {
             Reach::Wide => WIDE,
             Reach::Whole => retention,
         };
-        let from = complete.upto.minus_ms(back.as_millis() as u64);
+        let mut from = complete.upto.minus_ms(back.as_millis() as u64);
+        if reach == Reach::Whole {
+            let missed = self.state.lock().fold.earliest_missed();
+            from = missed.map_or(from, |missed| from.min(missed.minus_ms(1)));
+        }
         self.shared.counters.folds.bump();
         match self.list_from(from, began, complete).await {
             Ok(Listed { news, gone }) => {
-                self.note_gaps(reach, began.at);
+                let doubtful = self.note_gaps(reach, began.at);
                 self.pace.listed(began.at, news || self.reaches.hurry());
                 // What disappears between its listing and its reading was removed as old: this node lags.
-                if gone { self.read_all().await } else { true }
+                if gone || doubtful { self.read_all().await } else { true }
             }
             Err(error) => {
                 tracing::debug!(tier = %self.shared.tier, %error, "the log could not be listed or read");
@@ -401,22 +405,34 @@ impl Folder {
         Ok(listed)
     }
 
-    fn note_gaps(&mut self, reach: Reach, began: Time) {
+    /// After a listing of that reach, begun then. True: what was listed is missing for so long that everything is to be read anew.
+    fn note_gaps(&mut self, reach: Reach, began: Time) -> bool {
         let mut state = self.state.lock();
-        let given_up = self.reaches.listed(reach, began, state.fold.gaps());
-        for writer in given_up {
+        let kept = self.shared.config.log_retention * TOMBSTONES;
+        let mut doubtful = false;
+        for (writer, age) in self.reaches.listed(reach, began, state.fold.gaps()) {
+            // It is there, or was when it was listed: a reading of everything that does not find it listed shows that it is gone. A store that
+            // goes on to list it and to deny it will not give it.
+            if state.fold.missed(writer).is_some() && age < kept {
+                doubtful |= self.reaches.may_read(began);
+                continue;
+            }
+            // Never without having looked for it once more.
+            if reach < Reach::Whole {
+                continue;
+            }
             tracing::warn!(tier = %self.shared.tier, %writer, "a log object never came; what it named is not known");
             self.shared.counters.logs_bad.bump();
             state.fold.close_gaps(writer);
         }
         if reach == Reach::Whole {
-            let kept = self.shared.config.log_retention * TOMBSTONES;
-            let before = state.fold.newest().minus_ms(kept.as_millis() as u64);
             // A collector prunes by itself: it must know what snapshots still hold.
             if self.shared.counters.is_collector.get() == 0 {
+                let before = state.fold.newest().minus_ms(kept.as_millis() as u64);
                 state.fold.prune(before, |_| false);
             }
         }
+        doubtful
     }
 }
 

@@ -112,13 +112,16 @@ impl Collecting {
         // forgotten would begin anew with every listing, with a gap before the first that is left.
         let before = state.fold.newest().minus_ms(kept.as_millis() as u64);
         state.fold.prune(before, needed);
+        // What is listed and cannot be read here, others must come by, though it is older.
+        let listed_to = complete.upto.minus_ms(LOG_SLACK_MS);
+        let log_from = state.fold.earliest_missed().map_or(listed_to, |missed| listed_to.min(missed.minus_ms(1)));
         Some(View {
             live: state.fold.live().map(|live| (live.record.id, (Arc::clone(&live.record), live.used))).collect(),
             removed: state.fold.removed().collect(),
             writers: state.fold.writers().collect(),
             base,
             stamp,
-            log_from: complete.upto.minus_ms(LOG_SLACK_MS),
+            log_from,
             writer: state.writer(),
         })
     }

@@ -232,6 +232,28 @@ async fn no_segment_is_an_orphan_because_a_read_of_the_log_lied() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn readers_of_a_snapshot_come_by_what_its_writer_could_not_read() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    pause(1.0).await;
+    let first = a.store_object(&bucket, 1).await;
+    let listed = bucket.paths("/log/").await;
+    let denying = bucket.view();
+    denying.set_fates(
+        move |verb, path| {
+            if verb == Verb::Get && listed.contains(path) { Fate::Missing } else { Fate::Served }
+        },
+    );
+    let b = Node::start(&denying, 2);
+    pause(900.0).await;
+    let second = b.store_object(&bucket, 1).await;
+    pause(60.0).await;
+    assert_eq!((b.live(), b.state.lock().fold.gaps().count()), (vec![second], 1));
+    assert_eq!(by_hand(&b, Right::Always).compact(true).await.unwrap(), Some(1));
+    assert_eq!(found(&bucket, 3).await, [first, second]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn room_is_made_from_what_was_not_used_for_longest() {
     let bucket = Bucket::new();
     let bytes = crate::object::folder::rig::SHAPE.object_bytes(1);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::object::id::Stamp;
 
-/// Log objects beyond a missing one. With more, what is missing is given up.
+/// Log objects beyond a missing one. With more, what was never listed is given up; what was holds up all behind these.
 const MAX_BEYOND: usize = 4_096;
 
 /// Sequences of one writer that are folded.
@@ -16,18 +16,24 @@ pub(super) struct Progress {
     beyond: BTreeSet<u64>,
     /// The last that is known to have been written, though nobody could read it.
     listed: u64,
+    /// While one of those is missing: the earliest stamp of any.
+    missed: Option<Stamp>,
     newest: Stamp,
 }
 
 impl Progress {
     /// All up to `contiguous`.
     pub fn covered(contiguous: u64, newest: Stamp) -> Self {
-        Self { contiguous, beyond: BTreeSet::new(), listed: 0, newest }
+        Self { contiguous, beyond: BTreeSet::new(), listed: 0, missed: None, newest }
     }
 
-    /// Takes note of one. False if it was there already; there is no log object 0.
+    /// Takes note of one. False if it was there already (there is no log object 0), or is one too many behind a missing one.
     pub fn note(&mut self, sequence: u64, stamp: Stamp) -> bool {
         if self.has(sequence) {
+            return false;
+        }
+        if self.missed.is_some() && self.beyond.len() >= MAX_BEYOND && sequence != self.contiguous.saturating_add(1) {
+            self.miss(sequence, stamp);
             return false;
         }
         self.newest = self.newest.max(stamp);
@@ -42,7 +48,13 @@ impl Progress {
     /// One was listed and could not be read: missing until it is noted, even if none comes behind it.
     pub fn miss(&mut self, sequence: u64, stamp: Stamp) {
         self.listed = self.listed.max(sequence);
+        self.missed = Some(self.missed.map_or(stamp, |earliest| earliest.min(stamp)));
         self.newest = self.newest.max(stamp);
+    }
+
+    /// If one is missing that was listed: the earliest stamp of such a one, or an earlier one.
+    pub fn missed(&self) -> Option<Stamp> {
+        self.missed
     }
 
     /// Whether [`Self::miss`] was told of it, or of a later one, and it is missing still.
@@ -55,6 +67,9 @@ impl Progress {
             && self.beyond.remove(&next)
         {
             self.contiguous = next;
+        }
+        if self.contiguous >= self.listed {
+            self.missed = None;
         }
     }
 
@@ -81,6 +96,7 @@ impl Progress {
             self.skip_to_first();
         }
         self.contiguous = self.contiguous.max(self.listed);
+        self.missed = None;
     }
 
     /// All up to this one are folded.

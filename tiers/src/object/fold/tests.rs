@@ -150,6 +150,10 @@ fn object(sequence: u64, records: Vec<LogRecord>) -> LogObject {
     LogObject { writer: WriterId(1), sequence, stamp: Stamp(sequence), node: String::new(), records }
 }
 
+fn name(sequence: u64) -> LogName {
+    LogName { stamp: Stamp(sequence), writer: WriterId(1), sequence }
+}
+
 #[test]
 fn a_missing_object_is_a_gap_until_it_comes_or_is_given_up() {
     let mut fold = Fold::new();
@@ -184,6 +188,26 @@ fn what_is_behind_a_gap_is_bounded() {
     }
     let (_, contiguous, _) = fold.writers().next().unwrap();
     assert_eq!(contiguous, (10_000 - 4_096) * 2, "the oldest gaps are given up");
+}
+
+#[test]
+fn behind_one_that_was_listed_as_many_are_folded_and_the_rest_waits() {
+    let mut fold = Fold::new();
+    fold.miss(&name(2));
+    for sequence in [1].into_iter().chain(3..=10_000) {
+        fold.apply(&object(sequence, Vec::new()), &mut Vec::new());
+    }
+    assert_eq!((fold.missed(WriterId(1)), fold.earliest_missed()), (Some(Stamp(2)), Some(Stamp(2))));
+    assert_eq!(fold.writers().next(), Some((WriterId(1), 1, Stamp(10_000))), "it is not given up");
+    assert!(fold.has(&name(4_098)) && !fold.has(&name(4_099)));
+    fold.prune(Stamp(20_000), |_| false);
+    assert_eq!(fold.gaps().count(), 1, "a writer is not forgotten with what is missing of it");
+    assert!(fold.apply(&object(2, Vec::new()), &mut Vec::new()));
+    assert_eq!(fold.gaps().count(), 1, "the rest is known to be there");
+    for sequence in 4_099..=10_000 {
+        assert!(fold.apply(&object(sequence, Vec::new()), &mut Vec::new()));
+    }
+    assert_eq!((fold.gaps().count(), fold.earliest_missed()), (0, None));
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub(super) enum Reach {
     Overlap,
     /// [`WIDE`].
     Wide,
-    /// As far as log objects are kept.
+    /// As far as log objects are kept, and to the first that was listed and could not be read.
     Whole,
 }
 
@@ -76,6 +76,8 @@ pub(super) enum Reach {
 #[derive(Debug)]
 pub(super) struct Reaches {
     retention: Duration,
+    /// When everything was read.
+    read: Time,
     wide: Time,
     whole: Time,
     /// Writers of whom a log object is missing, and since when.
@@ -88,7 +90,18 @@ pub(super) struct Reaches {
 impl Reaches {
     /// All was listed `now`.
     pub fn new(retention: Duration, now: Time) -> Self {
-        Self { retention, wide: now, whole: now, missing: HashMap::new(), tries: 0, again: now }
+        Self { retention, read: now, wide: now, whole: now, missing: HashMap::new(), tries: 0, again: now }
+    }
+
+    /// Everything was read anew, begun then. What is missing after that is so since it was before.
+    pub fn read(&mut self, began: Time) {
+        let missing = std::mem::take(&mut self.missing);
+        *self = Self { missing, ..Self::new(self.retention, began) };
+    }
+
+    /// Whether everything was read so long ago that it may be read again for what is missing.
+    pub fn may_read(&self, now: Time) -> bool {
+        now.since(self.read) >= self.retention / 2
     }
 
     /// What the listing that begins now must reach.
@@ -102,9 +115,14 @@ impl Reaches {
         if now.since(self.wide) >= WIDE_EVERY { Reach::Wide } else { Reach::Overlap }
     }
 
-    /// A listing of that reach, begun at `began`, is done, and these writers' log objects are missing something now. Answers whose are to be given up:
-    /// what was not seen for half the time that log objects are kept is not there.
-    pub fn listed(&mut self, reach: Reach, began: Time, missing: impl Iterator<Item = WriterId>) -> Vec<WriterId> {
+    /// A listing of that reach, begun at `began`, is done, and these writers' log objects are missing something now. Answers whose are
+    /// missing for half the time that log objects are kept, and for how long.
+    pub fn listed(
+        &mut self,
+        reach: Reach,
+        began: Time,
+        missing: impl Iterator<Item = WriterId>,
+    ) -> Vec<(WriterId, Duration)> {
         let before = std::mem::take(&mut self.missing);
         let mut fresh = false;
         for writer in missing {
@@ -127,10 +145,8 @@ impl Reaches {
             let pause = if self.tries < 2 { Duration::ZERO } else { WIDE_EVERY * (1 << doublings) };
             self.again = began.plus(pause);
         }
-        let old = self.missing.iter().filter(|(_, since)| began.since(**since) >= self.retention / 2);
-        let old: Vec<WriterId> = old.map(|(writer, _)| *writer).collect();
-        self.missing.retain(|writer, _| !old.contains(writer));
-        old
+        let ages = self.missing.iter().map(|(writer, since)| (*writer, began.since(*since)));
+        ages.filter(|(_, age)| *age >= self.retention / 2).collect()
     }
 
     /// Whether something is missing that should be looked for at once.

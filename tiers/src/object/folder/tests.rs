@@ -160,6 +160,56 @@ async fn what_is_said_not_to_be_there_for_long_is_a_gap_that_closes_when_it_come
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_listed_is_not_given_up_while_it_would_be_kept() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    pause(1.0).await;
+    let first = a.store(1).await.unwrap();
+    let listed = bucket.paths("/log/").await;
+    let denying = bucket.view();
+    denying.set_fates(
+        move |verb, path| {
+            if verb == Verb::Get && listed.contains(path) { Fate::Missing } else { Fate::Served }
+        },
+    );
+    let b = Node::start(&denying, 2);
+    let mut since = Vec::new();
+    for _ in 0..4 {
+        pause(1_750.0).await;
+        since.push(a.store(1).await.unwrap());
+        assert_eq!(b.state.lock().fold.gaps().collect::<Vec<_>>(), [first.writer]);
+    }
+    let resyncs = b.shared.counters.resyncs.get();
+    assert!((2..8).contains(&resyncs), "everything is read anew now and then: {resyncs}");
+    denying.set_fates(|_, _| Fate::Served);
+    pause(1_000.0).await;
+    since.insert(0, first);
+    assert_eq!((b.live(), b.state.lock().fold.gaps().count()), (since, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_listed_and_never_there_is_given_up_at_last() {
+    let bucket = Bucket::new();
+    let a = Node::start(&bucket, 1);
+    pause(1.0).await;
+    a.store(1).await.unwrap();
+    let listed = bucket.paths("/log/").await;
+    let mut since = Vec::new();
+    bucket.set_fates(
+        move |verb, path| {
+            if verb == Verb::Get && listed.contains(path) { Fate::Missing } else { Fate::Served }
+        },
+    );
+    let b = Node::start(&bucket, 2);
+    for _ in 0..30 {
+        pause(400.0).await;
+        since.push(a.store(1).await.unwrap());
+    }
+    pause(60.0).await;
+    assert_eq!((b.live(), b.state.lock().fold.gaps().count()), (since, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_the_node_itself_has_written_is_asked_for_again_too() {
     let bucket = Bucket::new();
     let a = Node::start(&bucket, 1);
