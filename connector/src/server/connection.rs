@@ -43,6 +43,8 @@ pub(super) struct Connection {
     pub output: Vec<u8>,
     /// Bytes of `output` that are written.
     written: usize,
+    /// Bytes written since it was made.
+    sent: u64,
     /// Goes out with the first byte.
     send_region: Option<Arc<Region>>,
     /// Came in before the session was open.
@@ -60,6 +62,7 @@ impl Connection {
             input: Inbox::default(),
             output: Vec::new(),
             written: 0,
+            sent: 0,
             send_region: None,
             descriptors: Vec::new(),
             takes_descriptors: true,
@@ -127,6 +130,7 @@ impl Connection {
                 Ok(bytes) => {
                     self.send_region = None;
                     self.written += bytes;
+                    self.sent += bytes as u64;
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
@@ -147,6 +151,11 @@ impl Connection {
     /// Bytes that wait to be written.
     pub fn waiting_bytes(&self) -> usize {
         self.output.len().saturating_sub(self.written)
+    }
+
+    /// Bytes written since it was made: while they grow, the other side reads.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent
     }
 
     /// Whether the other side reads too slowly to be read from.

@@ -181,6 +181,7 @@ impl<'a> PoolView<'a> {
             slots: session.slots,
             load: session.load(),
             waiting_bytes: session.connection.as_ref().map_or(0, Connection::waiting_bytes),
+            sent_bytes: session.connection.as_ref().map_or(0, Connection::sent_bytes),
         })
     }
 }
@@ -200,4 +201,6 @@ pub struct SessionView<'a> {
     pub load: usize,
     /// Bytes of replies that wait to be written.
     pub waiting_bytes: usize,
+    /// Bytes written to its connection.
+    pub sent_bytes: u64,
 }

@@ -40,6 +40,7 @@ mod rows;
 mod session;
 mod share;
 mod shares;
+mod stalled;
 mod stats;
 mod step;
 mod store;

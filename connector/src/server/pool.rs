@@ -22,6 +22,7 @@ use super::rows::Rows;
 use super::session::{Session, SessionId};
 use super::share::Behind;
 use super::shares::Lent;
+use super::stalled::Stalled;
 use super::wake::Wake;
 use crate::metrics::PoolPublisher;
 use crate::protocol::{Inbox, JobOutcome, Kind, TierInfo, WireLimits};
@@ -36,8 +37,6 @@ const KEEP: Duration = Duration::from_secs(1);
 pub(super) const FRAMES_AT_ONCE: usize = 32;
 /// Bytes read at once, or more.
 pub(super) const READ_BYTES: usize = 64 << 10;
-/// A client that does not read what it asked for is closed after this long.
-const STALL: Duration = Duration::from_secs(10);
 /// The token of the wake-up.
 const WAKE: u64 = u64::MAX;
 
@@ -67,8 +66,7 @@ pub(super) struct Pool {
     pub closing: Option<Time>,
     /// Sessions with frames in memory.
     queue: VecDeque<SessionId>,
-    /// Sessions that do not read, since when.
-    stalled: BTreeMap<SessionId, Time>,
+    stalled: Stalled,
     next_request: u64,
     stepped_at: Time,
     kept_at: Time,
@@ -150,7 +148,7 @@ impl Pool {
             open,
             closing: None,
             queue: VecDeque::new(),
-            stalled: BTreeMap::new(),
+            stalled: Stalled::default(),
             next_request: 0,
             stepped_at: now,
             kept_at: now,
@@ -261,16 +259,17 @@ impl Pool {
             // Holds and pins end in a step.
             self.step_manager();
         }
-        let is_paused = |session: &Session| session.connection.as_ref().is_some_and(Connection::is_paused);
-        let paused = self.sessions.iter().filter(|(_, session)| is_paused(session));
-        let paused: Vec<SessionId> = paused.map(|(id, _)| *id).collect();
-        self.stalled.retain(|id, _| paused.contains(id));
-        for id in paused {
-            let since = *self.stalled.entry(id).or_insert(now);
-            if now.since(since) >= STALL {
-                self.counts.refuse(Limit::OutBuffer);
-                self.disconnected(id, "it does not read its replies");
-            }
+        self.close_stalled(now);
+    }
+
+    /// Closes connections whose other side takes nothing of the much that waits for it.
+    fn close_stalled(&mut self, now: Time) {
+        let connections = self.sessions.iter().filter_map(|(id, session)| Some((*id, session.connection.as_ref()?)));
+        let paused = connections.filter(|(_, connection)| connection.is_paused());
+        let taken = paused.map(|(id, connection)| (id, connection.sent_bytes()));
+        for id in self.stalled.look(now, taken) {
+            self.counts.refuse(Limit::OutBuffer);
+            self.disconnected(id, "it does not read its replies");
         }
     }
 

@@ -13,6 +13,9 @@ const STALL: Duration = Duration::from_secs(11);
 /// Replies wait up to here; then the session is not served.
 const PAUSE_BYTES: usize = 1 << 20;
 
+/// A session by its engine, its rank, and what it has read: who reads, however slowly, is another one.
+pub(super) type Reader = (String, Option<u32>, u64);
+
 impl World {
     /// Everything that holds between two steps.
     pub fn check(&mut self) -> Result<(), Reason> {
@@ -59,7 +62,7 @@ impl World {
                     return Err(Reason::Contract(format!("beyond the limits: {session:?}")));
                 }
                 if session.waiting_bytes > PAUSE_BYTES {
-                    stalled.push((session.engine.to_owned(), session.rank));
+                    stalled.push((session.engine.to_owned(), session.rank, session.sent_bytes));
                 }
             }
             if held > limit * names.len() as u32 {
@@ -90,7 +93,7 @@ impl World {
         Ok(())
     }
 
-    fn check_stalled(&mut self, stalled: Vec<(String, Option<u32>)>) -> Result<(), Reason> {
+    fn check_stalled(&mut self, stalled: Vec<Reader>) -> Result<(), Reason> {
         let now = self.now();
         self.stalled.retain(|name, _| stalled.contains(name));
         for name in stalled {

@@ -51,6 +51,8 @@ pub(crate) struct Wire {
     socket: Option<UnixStream>,
     out: Vec<u8>,
     inbox: Vec<u8>,
+    /// Room to read into.
+    room: Vec<u8>,
     sequence: u64,
     /// The other side's replies are not read.
     pub stalls: bool,
@@ -68,7 +70,8 @@ pub(crate) fn pair() -> (UnixStream, UnixStream) {
 impl Wire {
     pub fn connect(server: &mut InlineServer, process: &mut Process) -> Self {
         let here = process.dial(server);
-        Self { socket: Some(here), out: Vec::new(), inbox: Vec::new(), sequence: 0, stalls: false }
+        let (out, inbox, room) = (Vec::new(), Vec::new(), vec![0; READ_BYTES]);
+        Self { socket: Some(here), out, inbox, room, sequence: 0, stalls: false }
     }
 
     pub const fn is_open(&self) -> bool {
@@ -141,10 +144,10 @@ impl Wire {
 
     fn read(&mut self, most: usize) {
         let Some(socket) = &mut self.socket else { return };
-        let mut bytes = vec![0; most];
-        match socket.read(&mut bytes) {
+        let room = self.room.get_mut(..most).unwrap_or_default();
+        match socket.read(room) {
             Ok(0) => self.socket = None,
-            Ok(read) => self.inbox.extend(bytes.into_iter().take(read)),
+            Ok(read) => self.inbox.extend(room.iter().take(read)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(_) => self.socket = None,
         }

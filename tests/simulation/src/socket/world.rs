@@ -1,6 +1,7 @@
 //! The world of one seed: a daemon, engines that connect to it, disks that outlive it, and the model.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use terrace_connector::server::{InlineServer, PoolParts};
 use terrace_primary::{Region, RegionOptions, SlotId};
 use terrace_tiers::{Clock, Time};
 
+use super::check::Reader;
 use super::client::{Client, SharedBelow, SharedServer};
 use super::common::Common;
 use super::engine::Engine;
@@ -41,8 +43,8 @@ pub(crate) struct World {
     pub clients: Vec<Client>,
     /// By namespace.
     pub below: SharedBelow,
-    /// Sessions whose replies do not go out: engine, rank, since when, and how long ago the daemon could have seen it.
-    pub stalled: std::collections::BTreeMap<(String, Option<u32>), (Time, Option<Time>)>,
+    /// Sessions whose replies do not go out: since when, and how long ago the daemon could have seen it.
+    pub stalled: BTreeMap<Reader, (Time, Option<Time>)>,
     verify_crc: bool,
 }
 

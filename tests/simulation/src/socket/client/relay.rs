@@ -22,17 +22,20 @@ pub(crate) struct Relay {
     to_server: Vec<u8>,
     to_client: Vec<u8>,
     descriptors: Vec<OwnedFd>,
+    /// Room to read into.
+    room: Vec<u8>,
 }
 
 impl Relay {
     /// Between the other ends of these two.
-    pub const fn new(client: UnixStream, server: UnixStream) -> Self {
+    pub fn new(client: UnixStream, server: UnixStream) -> Self {
         Self {
             client: Some(client),
             server: Some(server),
             to_server: Vec::new(),
             to_client: Vec::new(),
             descriptors: Vec::new(),
+            room: vec![0; READ_BYTES],
         }
     }
 
@@ -77,10 +80,9 @@ impl Relay {
     /// False: the client's end is over.
     fn read_client(&mut self) -> bool {
         let Some(client) = &mut self.client else { return false };
-        let mut bytes = vec![0; READ_BYTES];
-        match client.read(&mut bytes) {
+        match client.read(&mut self.room) {
             Ok(0) => self.client = None,
-            Ok(read) => self.to_server.extend(bytes.into_iter().take(read)),
+            Ok(read) => self.to_server.extend(self.room.iter().take(read)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(_) => self.client = None,
         }
@@ -90,13 +92,12 @@ impl Relay {
     /// False: the daemon's end is over.
     fn read_server(&mut self) -> bool {
         let Some(server) = &self.server else { return false };
-        let mut bytes = vec![0; READ_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(server, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        let got = recvmsg(server, &mut [IoSliceMut::new(&mut self.room)], &mut control, RecvFlags::CMSG_CLOEXEC);
         match got {
             Ok(message) if message.bytes == 0 => self.server = None,
-            Ok(message) => self.to_client.extend(bytes.into_iter().take(message.bytes)),
+            Ok(message) => self.to_client.extend(self.room.iter().take(message.bytes)),
             Err(rustix::io::Errno::AGAIN) => {}
             Err(_) => self.server = None,
         }
