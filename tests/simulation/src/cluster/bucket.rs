@@ -216,7 +216,14 @@ impl Inner {
                     if other { Err(format!("{path} is written again, with other bytes")) } else { Ok(()) }
                 }
                 None if path.prefix_matches(names.logs()) => ledger.log_taken(&path, &bytes, world, there),
-                None => Ok(()),
+                None => match names.parse_manifest(&path) {
+                    Some(number) => {
+                        let there = |path: &Path| objects.get(path).map(|object| object.bytes.clone());
+                        let logs = objects.keys().filter(|path| path.prefix_matches(names.logs()));
+                        ledger.manifest_taken(number, &bytes, there, logs)
+                    }
+                    None => Ok(()),
+                },
             };
             if let Err(text) = outcome {
                 self.contradicts(text);

@@ -6,9 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use terrace_primary::Key;
 use terrace_tiers::object::log::{LogObject, LogRecord};
 use terrace_tiers::object::names::Names;
+use terrace_tiers::object::snapshot::{Manifest, Part};
 use terrace_tiers::object::{SegmentId, SegmentRecord, Shape, WriterId};
 
 /// A request that somebody may make only with the collector's lease is on its way so long at most, retries included.
@@ -124,6 +126,50 @@ impl Ledger {
         if world > *began + REQUEST {
             *began = world;
         }
+    }
+
+    /// A manifest was taken. What lives is in it, or is added by a log object that it does not cover and that is there. `there`: the bytes of
+    /// a part; `logs`: names of all log objects.
+    pub fn manifest_taken<'a>(
+        &self,
+        number: u64,
+        bytes: &[u8],
+        there: impl Fn(&object_store::path::Path) -> Option<Bytes>,
+        logs: impl Iterator<Item = &'a object_store::path::Path>,
+    ) -> Result<(), String> {
+        let manifest = Manifest::decode(&self.shape, number, bytes);
+        let manifest = manifest.map_err(|error| format!("manifest {number}: {error:?}"))?;
+        let mut within = BTreeSet::new();
+        for part in &manifest.parts {
+            // One that came late may name what is gone by now.
+            let Some(bytes) = there(&self.names.part(part.name())) else { return Ok(()) };
+            let part = Part::decode(&self.shape, part.name(), &bytes);
+            let part = part.map_err(|error| format!("a part of manifest {number}: {error:?}"))?;
+            within.extend(part.segments.iter().map(|(segment, _)| segment.id));
+        }
+        for (id, _) in &manifest.removed {
+            within.remove(id);
+        }
+        let covered: BTreeMap<WriterId, u64> =
+            manifest.writers.iter().map(|(writer, upto, _)| (*writer, *upto)).collect();
+        let left: BTreeSet<(WriterId, u64)> = logs
+            .filter_map(|path| self.names.parse_log(path))
+            .filter(|name| covered.get(&name.writer).is_none_or(|upto| name.sequence > *upto))
+            .map(|name| (name.writer, name.sequence))
+            .collect();
+        for ((writer, sequence), records) in self.logs.iter().filter(|(place, _)| !left.contains(place)) {
+            let lost = records.iter().find_map(|record| match record {
+                LogRecord::Added(segment) if self.lives(segment.id) && !within.contains(&segment.id) => {
+                    Some(segment.id)
+                }
+                _ => None,
+            });
+            if let Some(id) = lost {
+                let upto = covered.get(writer);
+                return Err(format!("manifest {number} is without {id}, of {writer} {sequence}; it covers {upto:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Whether a life that asks now for what only a collector does can believe that it holds the lease.

@@ -26,6 +26,7 @@ use super::upload::Upload;
 
 /// Changes that are made late are made within this.
 const LATEST_MS: u64 = 60_000;
+const DELETE: &str = "delete";
 
 /// What one life sees of the bucket.
 #[derive(Clone)]
@@ -68,7 +69,10 @@ impl View {
     fn depart(&self, verb: &'static str, path: &Path, kinds: &[Kind]) -> Passage {
         let world = self.clock.world();
         let inner = &mut *self.bucket.lock();
-        inner.asked(self.life, verb, path, world);
+        // Deletions are asked for many at a time.
+        if verb != DELETE {
+            inner.asked(self.life, verb, path, world);
+        }
         let rng = &mut inner.rng;
         let weather = inner.weather.get(self.node).copied().unwrap_or(Weather::Fair);
         let mut micros = || rng.skewed(20_000);
@@ -323,15 +327,22 @@ impl ObjectStore for View {
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
         let view = self.clone();
-        let one = move |path: Result<Path>| {
-            let view = view.clone();
-            async move {
-                let path = path?;
-                view.change("delete", &path, Change::Delete { path: path.clone() }, &[]).await?;
-                Ok(path)
+        let one_request = async move {
+            let paths: Vec<Path> = locations.try_collect().await?;
+            let world = view.clock.world();
+            for path in &paths {
+                view.bucket.lock().asked(view.life, DELETE, path, world);
             }
+            let one = move |path: Path| {
+                let view = view.clone();
+                async move {
+                    view.change(DELETE, &path, Change::Delete { path: path.clone() }, &[]).await?;
+                    Ok(path)
+                }
+            };
+            Ok::<_, Error>(iter(paths).then(one))
         };
-        locations.then(one).boxed()
+        once(one_request).try_flatten().boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
