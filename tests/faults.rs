@@ -73,6 +73,23 @@ impl Drop for Mount {
     }
 }
 
+/// Whether some blocks are stored below this directory.
+fn has_blocks(below: &Path) -> bool {
+    let mut folders = vec![below.to_owned()];
+    let mut blocks = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                blocks += usize::from(path.extension().is_some_and(|extension| extension == "blk"));
+            }
+        }
+    }
+    blocks >= 50
+}
+
 #[test]
 fn a_full_disk() {
     let Some(disk) = Mount::tmpfs("a_full_disk", "24m") else { return };
@@ -86,8 +103,9 @@ fn a_full_disk() {
 fn the_directory_is_removed() {
     let place = tempfile::tempdir().expect("temporary directory");
     let root = place.path().join("blocks");
-    let (report, log) =
-        Replay::new(&root).args(ARGUMENTS).run_while(500, || fs::remove_dir_all(&root).unwrap_or_default());
+    let (report, log) = Replay::new(&root)
+        .args(ARGUMENTS)
+        .run_while(|| has_blocks(&root), || fs::remove_dir_all(&root).unwrap_or_default());
     assert_sound(&report, REQUESTS, &log);
     assert!(tier_counter(&report, "vanished") + tier_counter(&report, "io_errors") > 0, "{report:#}\n{log}");
 }
@@ -95,7 +113,9 @@ fn the_directory_is_removed() {
 #[test]
 fn the_file_system_turns_read_only() {
     let Some(disk) = Mount::ext4("the_file_system_turns_read_only", 900) else { return };
-    let (report, log) = Replay::new(disk.path()).args(ARGUMENTS).run_while(300, || break_into_read_only(disk.path()));
+    let (report, log) = Replay::new(disk.path())
+        .args(ARGUMENTS)
+        .run_while(|| has_blocks(disk.path()), || break_into_read_only(disk.path()));
     assert_sound(&report, REQUESTS, &log);
     assert!(tier_counter(&report, "io_errors") > 0, "{report:#}\n{log}");
     assert!(log.to_lowercase().contains("read-only"), "a log line names the fault: {log}");
@@ -113,7 +133,8 @@ fn break_into_read_only(mount: &Path) {
 #[test]
 fn every_operation_fails_with_eio() {
     let Some(disk) = Mount::ext4("every_operation_fails_with_eio", 900) else { return };
-    let (report, log) = Replay::new(disk.path()).args(ARGUMENTS).run_while(300, || shut_down(disk.path()));
+    let (report, log) =
+        Replay::new(disk.path()).args(ARGUMENTS).run_while(|| has_blocks(disk.path()), || shut_down(disk.path()));
     assert_sound(&report, REQUESTS, &log);
     assert!(tier_counter(&report, "io_errors") > 0, "{report:#}\n{log}");
 }

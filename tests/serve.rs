@@ -193,13 +193,19 @@ fn four_replays_at_once_share_blocks() {
     until("readers and slots being written are given back", || daemon.in_use() == 0.0);
 }
 
+/// True after so many milliseconds.
+fn later(delay_ms: u64) -> impl FnMut() -> bool {
+    let until = Instant::now() + Duration::from_millis(delay_ms);
+    move || Instant::now() >= until
+}
+
 #[test]
 fn a_daemon_that_is_killed_and_started_again_is_found_and_hit() {
     let place = tempfile::tempdir().expect("a place");
     let daemon = Daemon::start(place.path());
     let mut again = None;
     let replay = daemon.replay("--limit 1500 --concurrency 4");
-    let (report, log) = replay.run_while(700, || {
+    let (report, log) = replay.run_while(later(700), || {
         daemon.kill();
         again = Some(Daemon::start(place.path()));
     });
@@ -217,7 +223,7 @@ fn a_daemon_that_is_stopped_is_waited_for_once() {
     let place = tempfile::tempdir().expect("a place");
     let daemon = Daemon::start(place.path());
     let replay = daemon.replay("--limit 1500 --concurrency 4");
-    let (report, log) = replay.run_while(700, || daemon.signal(libc::SIGSTOP));
+    let (report, log) = replay.run_while(later(700), || daemon.signal(libc::SIGSTOP));
     assert_sound(&report, 1500, &log);
     let (timeouts, stalled) = (number(&report, "/socket/timeouts"), number(&report, "/socket/stalled_calls"));
     // On a busy machine an answer may be late without the signal; each such time one call waits.

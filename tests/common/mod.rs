@@ -4,6 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 /// A `terrace replay --json` on one NVMe directory.
 pub struct Replay(Command);
@@ -39,11 +40,18 @@ impl Replay {
         self.0.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("terrace starts")
     }
 
-    /// Starts it, does `meanwhile` after `delay_ms`, and sees it to its end as [`Self::run_with_log`] does.
-    pub fn run_while(mut self, delay_ms: u64, meanwhile: impl FnOnce()) -> (serde_json::Value, String) {
+    /// Starts it, does `meanwhile` as soon as `when` is true, and sees it to its end as [`Self::run_with_log`] does.
+    pub fn run_while(
+        mut self,
+        mut when: impl FnMut() -> bool,
+        meanwhile: impl FnOnce(),
+    ) -> (serde_json::Value, String) {
         let mut child = self.0.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("terrace starts");
-        std::thread::sleep(std::time::Duration::from_millis(delay_ms));
-        assert!(child.try_wait().expect("wait").is_none(), "the replay ended before the fault: give it more work");
+        while !when() {
+            let is_running = child.try_wait().expect("wait").is_none();
+            assert!(is_running, "the replay ended before the fault: give it more work");
+            std::thread::sleep(Duration::from_millis(5));
+        }
         meanwhile();
         self.judge(child.wait_with_output().expect("terrace ends"))
     }
