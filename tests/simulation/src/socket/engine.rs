@@ -225,7 +225,7 @@ impl Engine {
             self.own.tasks.push_back(task());
         }
         for rank in &mut self.ranks {
-            rank.copier.tasks.push_back(task());
+            rank.take(task());
         }
     }
 

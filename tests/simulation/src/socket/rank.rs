@@ -6,7 +6,7 @@ use terrace_connector::protocol::{
 use terrace_connector::server::InlineServer;
 
 use super::common::Common;
-use super::copier::Copier;
+use super::copier::{Copier, Task};
 use super::engine::{JOBS_OF_AN_ENGINE, hello};
 use super::wire::{Process, Wire};
 use crate::failure::Reason;
@@ -30,6 +30,16 @@ impl Rank {
 
     pub const fn is_connected(&self) -> bool {
         self.is_open
+    }
+
+    /// A job is handed to it. What comes while its `Hello` is on its way is void: with that the daemon counts as failed what it owes, and when
+    /// that is, it cannot know.
+    pub fn take(&mut self, task: Task) {
+        if self.wire.is_some() && !self.is_open {
+            self.unreported.push(task.job);
+        } else {
+            self.copier.tasks.push_back(task);
+        }
     }
 
     /// Copies something, reports what is over, and connects again when it may. What it reports goes to `reports` too.
