@@ -121,6 +121,18 @@ pub static TABLE: Table<TierStats> = Table {
             ],
         ),
         Family::one(
+            "terrace_object_log_gaps",
+            "Nodes' lives of whose log something is missing here: not visible yet, or listed and not to be had.",
+            |tier| tier.object.log_gaps,
+        ),
+        Family::by(
+            "terrace_object_put_off_total",
+            "What this node, as the collector, put off: sweep (removing what no log names, as the log had a gap), cleaning (removing the log and \
+             snapshots that newer ones replace, as one of those could not be read or removed).",
+            "reason",
+            &[("sweep", |tier| tier.object.sweeps_put_off), ("cleaning", |tier| tier.object.cleanings_put_off)],
+        ),
+        Family::one(
             "terrace_object_resyncs_total",
             "Full reads of the newest snapshot and the log behind it.",
             |tier| tier.object.resyncs,

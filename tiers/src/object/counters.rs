@@ -102,6 +102,8 @@ counters! {
     logs_bad,
     /// Answers that a log object is not there though it was listed: asked for again.
     logs_gone,
+    /// Gauge: writers of whom something of the log is missing here.
+    log_gaps,
     /// Listings of the log.
     folds,
     /// Full reads of the newest snapshot and the log behind it.
@@ -123,4 +125,8 @@ counters! {
     segments_orphaned,
     /// Objects of the log and of snapshots that the collector removed.
     logs_removed,
+    /// Searches for what no log names that were put off: the log was not known without a gap.
+    sweeps_put_off,
+    /// Removals of what snapshots have made needless that were put off: an older snapshot could not be read, or removed.
+    cleanings_put_off,
 }

@@ -425,6 +425,7 @@ impl Folder {
             self.shared.counters.logs_bad.bump();
             state.fold.close_gaps(writer);
         }
+        self.shared.counters.log_gaps.set(state.fold.gaps().count() as u64);
         if reach == Reach::Whole {
             // A collector prunes by itself: it must know what snapshots still hold.
             if self.shared.counters.is_collector.get() == 0 {

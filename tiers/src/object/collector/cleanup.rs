@@ -38,6 +38,7 @@ impl Collecting {
         self.done.deleted_others += removed;
         // Readers fall back to whatever manifest is there: what is behind it stays as long.
         if removed < count {
+            self.shared.counters.cleanings_put_off.bump();
             return Ok(());
         }
         self.clean_parts(&needed, apply).await?;
@@ -52,7 +53,10 @@ impl Collecting {
             match read_manifest(&self.shared, *number, self.deadline()).await {
                 Ok(manifest) => manifests.push(manifest),
                 Err(Unread::Failed(error)) => return Err(error.into()),
-                Err(Unread::Bad | Unread::Gone) => return Ok(None),
+                Err(Unread::Bad | Unread::Gone) => {
+                    self.shared.counters.cleanings_put_off.bump();
+                    return Ok(None);
+                }
             }
         }
         if manifests.len() < 2 {

@@ -98,6 +98,7 @@ impl Collecting {
     pub async fn sweep(&mut self, apply: bool) -> Result<(), Trouble> {
         // What is not folded here is not nobody's: the log must be known without a gap.
         if !self.folder.list_whole().await || self.state.lock().fold.gaps().next().is_some() {
+            self.shared.counters.sweeps_put_off.bump();
             return Err(Trouble::Stale);
         }
         let mut missing: BTreeSet<SegmentId> = self.state.lock().fold.live().map(|live| live.record.id).collect();

@@ -208,6 +208,7 @@ async fn no_orphan_is_deleted_while_something_of_the_log_is_missing() {
     pause(60.0).await;
     let mut collecting = by_hand(&a, Right::Always);
     assert!(matches!(collecting.sweep(true).await, Err(Trouble::Stale)));
+    assert_eq!((a.shared.counters.log_gaps.get(), a.shared.counters.sweeps_put_off.get()), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -379,7 +380,7 @@ async fn the_log_behind_a_snapshot_that_is_said_not_to_be_there_stays() {
     };
     bucket.set_fates(missing(1));
     collecting.clean(true).await.unwrap();
-    assert_eq!(bucket.paths("/log/").await.len(), 3);
+    assert_eq!((bucket.paths("/log/").await.len(), a.shared.counters.cleanings_put_off.get()), (3, 1));
     // A reader may find that one only.
     let (two, three) = (missing(2), missing(3));
     bucket.set_fates(move |verb, of| if two(verb, of) == Fate::Missing { Fate::Missing } else { three(verb, of) });
@@ -402,6 +403,7 @@ async fn the_log_behind_a_snapshot_that_cannot_be_removed_stays() {
     });
     collecting.clean(true).await.unwrap();
     assert_eq!((numbers(&bucket, &a).await, bucket.paths("/log/").await.len()), (vec![1, 2, 3, 4], 4));
+    assert_eq!(a.shared.counters.cleanings_put_off.get(), 1);
     bucket.set_fates(|_, _| Fate::Served);
     collecting.clean(true).await.unwrap();
     assert_eq!((numbers(&bucket, &a).await, bucket.paths("/log/").await.len()), (vec![2, 3, 4], 2));

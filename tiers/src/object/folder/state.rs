@@ -13,6 +13,9 @@ use crate::object::names::LogName;
 use crate::object::port::Change;
 use crate::object::snapshot::PartRef;
 
+/// Stamps go before this node's clock so far at most, but for being later than those seen: clocks that go wrong one after another, and are
+/// set right, must not add up, for readers do not believe what is half an hour ahead.
+const MAX_LEAD_MS: u64 = 15 * 60 * 1_000;
 /// Former lives of this node that are remembered: more than a process has in a year without a store.
 const MAX_LIVES: usize = 4_096;
 
@@ -110,9 +113,9 @@ impl LogState {
         SegmentId { writer: self.writer(), number: self.segments }
     }
 
-    /// Cluster time, later than all stamps seen and given: by the fastest clock that was seen, or this node's.
+    /// Cluster time, later than all stamps seen and given: by the fastest clock that was seen, within bounds, or this node's.
     pub fn stamp(&mut self, wall_ms: u64) -> Stamp {
-        let now = wall_ms.saturating_add(self.ahead_ms);
+        let now = wall_ms.saturating_add(self.ahead_ms.min(MAX_LEAD_MS));
         self.newest = Stamp(now.max(self.newest.0.saturating_add(1)));
         self.newest
     }

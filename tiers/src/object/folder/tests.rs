@@ -2,7 +2,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::SharedLogState;
 use super::rig::{Bucket, Fate, Node, Verb, config, pause};
+use crate::object::id::{Stamp, WriterId};
 use crate::object::port::{Change, Report};
 
 /// Follows the changes that the manager's side is told, as that side does.
@@ -185,6 +187,7 @@ async fn what_is_listed_is_not_given_up_while_it_would_be_kept() {
     pause(1_000.0).await;
     since.insert(0, first);
     assert_eq!((b.live(), b.state.lock().fold.gaps().count()), (since, 0));
+    assert_eq!(b.shared.counters.log_gaps.get(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -287,6 +290,26 @@ async fn clocks_that_differ_hide_nothing_for_long() {
         assert_eq!(reader.live(), all);
     }
     assert!(slow.shared.counters.clock_behind_ms.get() >= 179_000);
+}
+
+#[test]
+fn clocks_that_go_wrong_one_after_another_do_not_add_up() {
+    const MINUTE_MS: u64 = 60_000;
+    let nodes = [1, 2].map(|name| SharedLogState::new(WriterId(name)));
+    let mut newest = Stamp(0);
+    for minute in 0..600_u64 {
+        let wall_ms = (10_000 + minute) * MINUTE_MS;
+        for (node, turn) in nodes.iter().zip(0..) {
+            // Each is ten minutes fast for a while, in turn.
+            let off_ms = if minute / 20 % 2 == turn { 10 * MINUTE_MS } else { 0 };
+            let mut state = node.lock();
+            state.observe(newest, wall_ms + off_ms);
+            let stamp = state.stamp(wall_ms + off_ms);
+            assert!(stamp > newest, "later than what was seen");
+            assert!(stamp.0 <= wall_ms + 26 * MINUTE_MS, "{} ms ahead after {minute} minutes", stamp.0 - wall_ms);
+            newest = stamp;
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
