@@ -125,20 +125,42 @@ impl<S> Table<S> {
 
     /// Appends names, with `labels` and their own in braces, and values.
     pub fn flatten(&self, labels: &[(&str, &str)], stats: &S, out: &mut Vec<(String, f64)>) {
+        let mut shared = String::new();
+        labels.iter().for_each(|label| push_label(&mut shared, *label));
         for family in self.families {
             family.each(stats, |own, value| {
-                let all = labels.iter().copied().chain(own);
-                let text: Vec<_> = all.map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
-                let braced = if text.is_empty() { String::new() } else { format!("{{{}}}", text.join(",")) };
-                out.push((format!("{}{braced}", family.name), value as f64));
+                let mut name = String::with_capacity(family.name.len() + shared.len() + OWN_LABEL_BYTES);
+                name.push_str(family.name);
+                if !shared.is_empty() || own.is_some() {
+                    name.push('{');
+                    name.push_str(&shared);
+                    own.into_iter().for_each(|label| push_label(&mut name, label));
+                    // In the place of the last comma.
+                    name.pop();
+                    name.push('}');
+                }
+                out.push((name, value as f64));
             });
         }
     }
 }
 
-/// As Prometheus writes the value of a label.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+/// A label of a family and its braces, mostly.
+const OWN_LABEL_BYTES: usize = 32;
+
+/// As Prometheus writes a label, and a comma.
+fn push_label(text: &mut String, (name, value): (&str, &str)) {
+    text.push_str(name);
+    text.push_str("=\"");
+    for letter in value.chars() {
+        match letter {
+            '\\' => text.push_str("\\\\"),
+            '"' => text.push_str("\\\""),
+            '\n' => text.push_str("\\n"),
+            letter => text.push(letter),
+        }
+    }
+    text.push_str("\",");
 }
 
 #[cfg(test)]
@@ -183,5 +205,10 @@ mod tests {
         ];
         assert_eq!(names, want);
         assert_eq!(flat.iter().map(|(_, value)| *value).collect::<Vec<_>>(), [1.0, 2.0, 7.0]);
+        let mut bare = Vec::new();
+        TWO.flatten(&[], &Two { counted: 1, now: 2 }, &mut bare);
+        let names: Vec<_> = bare.iter().map(|(name, _)| name.as_str()).collect();
+        let want = ["terrace_a_total", "terrace_b_bytes{state=\"x\"}", "terrace_b_bytes{state=\"y\\n\"}"];
+        assert_eq!(names, want);
     }
 }

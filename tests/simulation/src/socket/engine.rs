@@ -293,6 +293,11 @@ impl Engine {
         self.process.is_none() && self.ranks.iter().all(|rank| rank.process.is_none())
     }
 
+    /// Whether the daemon has closed the scheduler's session, read or not.
+    pub fn is_hung_up(&self) -> bool {
+        self.wire.as_ref().is_none_or(Wire::has_hung_up)
+    }
+
     /// Slots that it may read now, with their keys: leased hits.
     pub fn readable(&self) -> impl Iterator<Item = (&Arc<Region>, SlotId, &Key)> {
         let region = self.open.as_ref().map(|open| &open.region);

@@ -114,7 +114,7 @@ impl Engine {
             return Err(contract(format!("lease {} for lookup {sequence}, wanted: {lease}", reply.lease)));
         }
         // Leases end with the session: by the time that this is read the daemon may have closed it.
-        let is_live = reply.lease > self.last_end && self.wire.as_ref().is_some_and(|wire| !wire.has_hung_up());
+        let is_live = reply.lease > self.last_end && !self.is_hung_up();
         let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
         if reply.answers.len() > request.keys.len() || (!request.prefix && reply.answers.len() < request.keys.len()) {
             return Err(contract(format!("{} answers to {} keys", reply.answers.len(), request.keys.len())));
