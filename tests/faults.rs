@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Replay, assert_sound, not_run, tier_counter};
+use common::{Replay, assert_sound, has_blocks, not_run, tier_counter};
 
 /// Enough work that a fault in its middle is in its middle.
 const REQUESTS: u64 = 1_500;
@@ -71,23 +71,6 @@ impl Drop for Mount {
         let unmounted = Command::new("umount").arg("-l").arg(self.path()).status();
         assert!(std::thread::panicking() || unmounted.is_ok_and(|status| status.success()), "umount");
     }
-}
-
-/// Whether some blocks are stored below this directory.
-fn has_blocks(below: &Path) -> bool {
-    let mut folders = vec![below.to_owned()];
-    let mut blocks = 0;
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                blocks += usize::from(path.extension().is_some_and(|extension| extension == "blk"));
-            }
-        }
-    }
-    blocks >= 50
 }
 
 #[test]

@@ -4,14 +4,14 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write as _};
+use std::io::{Read, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::Replay;
+use common::daemon::Daemon;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use terrace::{
     Config, ConnectorOptions, CopyEngine, CopyEngineKind, OffloadingConnector, Region, RegionOptions, Stats,
@@ -117,68 +117,47 @@ fn assert_all_there(metrics: &[Metric], seen: &BTreeMap<String, Seen>) {
     }
 }
 
-/// A daemon, killed when this is dropped, and where its metrics are.
-struct Daemon {
-    child: Child,
-    metrics: String,
-}
+const CONFIG: &str = r#"
+[primary]
+blocks = 600
+[geometry]
+block_bytes = 16384
+[server]
+socket = "{place}/terrace.sock"
+session_share = 1.0
+metrics = "127.0.0.1:0"
+[[tier]]
+type = "nvme"
+paths = ["{place}/nvme"]
+blocks = 4000
+scrub_bytes_per_second = 0
+"#;
 
-impl Daemon {
-    fn start(place: &Path) -> Self {
-        let text = format!(
-            "[primary]\nblocks = 600\n[geometry]\nblock_bytes = 16384\n[server]\nsocket = {:?}\nsession_share = 1.0\n\
-             metrics = \"127.0.0.1:0\"\n[[tier]]\ntype = \"nvme\"\npaths = [{:?}]\nblocks = 4000\nscrub_bytes_per_second = 0\n",
-            place.join("terrace.sock"),
-            place.join("nvme"),
-        );
-        std::fs::create_dir_all(place.join("nvme")).expect("a directory");
-        std::fs::write(place.join("terrace.toml"), text).expect("a configuration");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
-        command.args(["serve", "--config"]).arg(place.join("terrace.toml"));
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("terrace serve");
-        let mut log = BufReader::new(child.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
-        let address = |line: String| Some(line.split_once("http://")?.1.strip_suffix("/metrics")?.to_owned());
-        let metrics = log.by_ref().find_map(address).expect("the daemon says where its metrics are");
-        assert!(log.by_ref().any(|line| line.contains("ready")), "the daemon ended before it was ready");
-        // The pipe must not fill.
-        std::thread::spawn(move || log.for_each(drop));
-        Self { child, metrics }
-    }
-
-    fn scrape(&self) -> BTreeMap<String, Seen> {
-        let mut stream = TcpStream::connect(&self.metrics).expect("the endpoint listens");
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("sent");
-        let mut response = String::new();
-        stream.read_to_string(&mut response).expect("text");
-        let (head, body) = response.split_once("\r\n\r\n").expect("a head");
-        assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"), "{head}");
-        parse(body)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn scrape(address: &str) -> BTreeMap<String, Seen> {
+    let mut stream = TcpStream::connect(address).expect("the endpoint listens");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("sent");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("text");
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"), "{head}");
+    parse(body)
 }
 
 #[test]
 fn a_daemon_shows_all_of_them() {
     let place = tempfile::tempdir().expect("a place");
-    let daemon = Daemon::start(place.path());
-    let mut replay = Replay::over_socket(&place.path().join("terrace.sock"));
-    replay.command().env("TERRACE_LOG", "error");
-    let report =
-        replay.args("--block-bytes 16384 --gpu-blocks 512 --seed 7 --limit 150 --concurrency 1".split(' ')).run();
+    let daemon = Daemon::start(place.path(), CONFIG);
+    let report = daemon
+        .replay()
+        .args("--block-bytes 16384 --gpu-blocks 512 --seed 7 --limit 150 --concurrency 1".split(' '))
+        .run();
     assert_eq!(report["wrong_blocks"], 0, "{report:#}");
 
     // Published once a second.
     let until = Instant::now() + Duration::from_secs(20);
     let total = |seen: &BTreeMap<String, Seen>, name: &str| seen.get(name).map_or(0.0, |seen| seen.total);
     let seen = loop {
-        let seen = daemon.scrape();
+        let seen = scrape(daemon.metrics());
         let replayed = total(&seen, "terrace_steps_total") > 0.0 && total(&seen, "terrace_sessions") == 0.0;
         // Times are there at once, counters with the next publication.
         let settled = total(&seen, "terrace_cascade_blocks") == 0.0

@@ -3,77 +3,51 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Replay, assert_sound};
+use common::{Replay, assert_sound, has_blocks};
 use serde_json::Value;
 use terrace_config::{Config, Namespace};
 use terrace_connector::client::{ClientOptions, Session};
 
-/// Blocks of the daemon's tiers.
-const PRIMARY: u32 = 600;
-const NVME: u32 = 4_000;
-/// The same of a replay in process.
+const CONFIG: &str = r#"
+[primary]
+blocks = 600
+[geometry]
+block_bytes = 16384
+[server]
+socket = "{place}/terrace.sock"
+session_share = 1.0
+[[tier]]
+type = "nvme"
+paths = ["{place}/nvme"]
+blocks = 4000
+scrub_bytes_per_second = 0
+backfill = true
+high_watermark = 1.0
+low_watermark = 0.99
+"#;
+/// The same tiers of a replay in process.
 const IN_PROCESS: &str = "--primary-blocks 600 --nvme-blocks 4000";
 /// Small blocks, and an engine that reloads much.
 const ENGINE: &str = "--block-bytes 16384 --gpu-blocks 512 --seed 7";
 
-/// A daemon with one pool. It is killed when this is dropped.
-struct Daemon {
-    place: PathBuf,
-    child: Child,
-}
+/// Tokens of a block of generated traffic.
+const TOKENS_PER_BLOCK: u32 = 64;
+
+/// A daemon with one pool.
+struct Daemon(common::daemon::Daemon);
 
 impl Daemon {
-    /// Starts a daemon whose files lie in `place`, and waits until it listens.
     fn start(place: &Path) -> Self {
-        let text = format!(
-            "[primary]\nblocks = {PRIMARY}\n[geometry]\nblock_bytes = 16384\n\
-             [server]\nsocket = {:?}\nsession_share = 1.0\n\
-             [[tier]]\ntype = \"nvme\"\npaths = [{:?}]\nblocks = {NVME}\nscrub_bytes_per_second = 0\nbackfill = true\n\
-             high_watermark = 1.0\nlow_watermark = 0.99\n",
-            place.join("terrace.sock"),
-            place.join("nvme"),
-        );
-        std::fs::create_dir_all(place.join("nvme")).expect("a directory");
-        std::fs::write(place.join("terrace.toml"), text).expect("a configuration");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
-        command.args(["serve", "--config"]).arg(place.join("terrace.toml"));
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("terrace serve");
-        let mut log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-        let ready = log.by_ref().map_while(Result::ok).find(|line| line.contains("ready"));
-        assert!(ready.is_some(), "the daemon ended before it was ready: {:?}", child.wait());
-        // The pipe must not fill.
-        std::thread::spawn(move || log.for_each(drop));
-        Self { place: place.to_path_buf(), child }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.place.join("terrace.sock")
-    }
-
-    fn signal(&self, signal: libc::c_int) {
-        let pid = libc::pid_t::try_from(self.child.id()).expect("a process id");
-        // SAFETY: sends a signal to a child that is not waited for yet.
-        #[expect(unsafe_code, reason = "a signal")]
-        let sent = unsafe { libc::kill(pid, signal) };
-        assert_eq!(sent, 0, "the daemon is there");
-    }
-
-    fn kill(mut self) {
-        self.child.kill().expect("the daemon is there");
-        self.child.wait().expect("it ends");
+        Self(common::daemon::Daemon::start(place, CONFIG))
     }
 
     /// A replay through this daemon.
     fn replay(&self, arguments: &str) -> Replay {
-        let mut replay = Replay::over_socket(&self.socket());
-        replay.command().env("TERRACE_LOG", "error");
-        replay.args(ENGINE.split_whitespace()).args(arguments.split_whitespace())
+        self.0.replay().args(ENGINE.split_whitespace()).args(arguments.split_whitespace())
     }
 
     /// Statistics of the pool that replays with so many groups use.
@@ -83,7 +57,7 @@ impl Daemon {
             Namespace { model: "replay".to_owned(), engine: "terrace replay 1".to_owned(), ..Namespace::default() };
         // What replays of generated traffic give their blocks.
         let geometry = terrace_config::Geometry { tokens_per_block: TOKENS_PER_BLOCK, groups, ..config.geometry };
-        let mut options = ClientOptions::new(self.socket(), namespace, geometry);
+        let mut options = ClientOptions::new(self.0.socket(), namespace, geometry);
         options.call_budget = Duration::from_secs(2);
         let mut session = Session::start(options).expect("a thread");
         session.wait_ready(Duration::from_secs(10)).expect("a session");
@@ -112,16 +86,6 @@ impl Daemon {
         let found: Vec<f64> = values.iter().filter(|(name, _)| is_use(name)).map(|(_, value)| *value).collect();
         assert_eq!(found.len(), 2, "readers and slots being written: {values:?}");
         found.iter().sum()
-    }
-}
-
-/// Tokens of a block of generated traffic.
-const TOKENS_PER_BLOCK: u32 = 64;
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -193,22 +157,19 @@ fn four_replays_at_once_share_blocks() {
     until("readers and slots being written are given back", || daemon.in_use() == 0.0);
 }
 
-/// True after so many milliseconds.
-fn later(delay_ms: u64) -> impl FnMut() -> bool {
-    let until = Instant::now() + Duration::from_millis(delay_ms);
-    move || Instant::now() >= until
-}
-
 #[test]
 fn a_daemon_that_is_killed_and_started_again_is_found_and_hit() {
     let place = tempfile::tempdir().expect("a place");
     let daemon = Daemon::start(place.path());
-    let mut again = None;
+    let (stored, mut again) = (daemon.0.nvme(), None);
     let replay = daemon.replay("--limit 1500 --concurrency 4");
-    let (report, log) = replay.run_while(later(700), || {
-        daemon.kill();
-        again = Some(Daemon::start(place.path()));
-    });
+    let (report, log) = replay.run_while(
+        || has_blocks(&stored),
+        || {
+            daemon.0.kill();
+            again = Some(Daemon::start(place.path()));
+        },
+    );
     assert_sound(&report, 1500, &log);
     assert!(number(&report, "/socket/reconnects") >= 1, "{report:#}");
     // What was below before is hit by a new engine on the new daemon; a warm engine has hit it too.
@@ -223,14 +184,14 @@ fn a_daemon_that_is_stopped_is_waited_for_once() {
     let place = tempfile::tempdir().expect("a place");
     let daemon = Daemon::start(place.path());
     let replay = daemon.replay("--limit 1500 --concurrency 4");
-    let (report, log) = replay.run_while(later(700), || daemon.signal(libc::SIGSTOP));
+    let (report, log) = replay.run_while(|| has_blocks(&daemon.0.nvme()), || daemon.0.signal(libc::SIGSTOP));
     assert_sound(&report, 1500, &log);
     let (timeouts, stalled) = (number(&report, "/socket/timeouts"), number(&report, "/socket/stalled_calls"));
     // On a busy machine an answer may be late without the signal; each such time one call waits.
     let late = number(&report, "/socket/stalls");
     assert!(timeouts >= 1 && timeouts == late, "after a timeout no call waits: {report:#}");
     assert!(stalled > timeouts, "{report:#}");
-    daemon.signal(libc::SIGCONT);
+    daemon.0.signal(libc::SIGCONT);
     until("what the replay held is given back", || daemon.in_use() == 0.0);
 }
 

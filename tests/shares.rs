@@ -4,9 +4,7 @@
 mod common;
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{Replay, files};
@@ -26,63 +24,50 @@ const PROMPT: u32 = 8;
 const TENANTS: &str =
     "[[tenant]]\nname = \"modest\"\nguaranteed = 0.75\n[[tenant]]\nname = \"greedy\"\nguaranteed = 0.25\n";
 
-struct Daemon {
-    place: PathBuf,
-    child: Child,
-}
+struct Daemon(common::daemon::Daemon);
 
 impl Daemon {
     fn start(place: &Path, primary: u32, nvme: u32, pools: u32, tenants: &str) -> Self {
         let text = format!(
-            "[primary]\nblocks = {primary}\n[geometry]\nblock_bytes = 4096\n\
-             [server]\nsocket = {:?}\nsession_share = 1.0\npools = {pools}\n\
-             [[tier]]\ntype = \"nvme\"\npaths = [{:?}]\nblocks = {nvme}\nscrub_bytes_per_second = 0\n\
-             high_watermark = 1.0\nlow_watermark = 0.99\n{tenants}",
-            place.join("terrace.sock"),
-            place.join("nvme"),
+            r#"
+[primary]
+blocks = {primary}
+[geometry]
+block_bytes = 4096
+[server]
+socket = "{{place}}/terrace.sock"
+session_share = 1.0
+pools = {pools}
+[[tier]]
+type = "nvme"
+paths = ["{{place}}/nvme"]
+blocks = {nvme}
+scrub_bytes_per_second = 0
+high_watermark = 1.0
+low_watermark = 0.99
+{tenants}"#
         );
-        std::fs::create_dir_all(place.join("nvme")).expect("a directory");
-        std::fs::write(place.join("terrace.toml"), text).expect("a configuration");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
-        command.args(["serve", "--config"]).arg(place.join("terrace.toml"));
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("terrace serve");
-        let mut log = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-        let ready = log.by_ref().map_while(Result::ok).find(|line| line.contains("ready"));
-        assert!(ready.is_some(), "the daemon ended before it was ready: {:?}", child.wait());
-        std::thread::spawn(move || log.for_each(drop));
-        Self { place: place.to_path_buf(), child }
+        Self(common::daemon::Daemon::start(place, &text))
     }
 
     fn replay(&self, tenant: &str, trace: &Path) -> Replay {
-        let mut replay = Replay::over_socket(&self.place.join("terrace.sock"));
-        replay.command().env("TERRACE_LOG", "error").arg("--trace").arg(trace).args(["--tenant", tenant]);
+        let mut replay = self.0.replay();
+        replay.command().arg("--trace").arg(trace).args(["--tenant", tenant]);
         let engine = "--block-bytes 4096 --gpu-blocks 64 --gpu-prefix-cache off --concurrency 2 --call-budget-ms 10000";
         replay.args(engine.split_whitespace())
     }
 
     /// Blocks of both. The daemon stands still meanwhile: a file that takes another name would be counted twice.
     fn held_by_both(&self) -> usize {
-        let signal = |signal: &str| {
-            let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
-            assert!(sent.success());
-        };
-        signal("-STOP");
+        self.0.signal(libc::SIGSTOP);
         let held = self.held(0) + self.held(1);
-        signal("-CONT");
+        self.0.signal(libc::SIGCONT);
         held
     }
 
     /// Blocks in the directory of the place `seat`.
     fn held(&self, seat: u32) -> usize {
-        files(&self.place.join(format!("nvme/pool-{seat}")), "blk").len()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        files(&self.0.nvme().join(format!("pool-{seat}")), "blk").len()
     }
 }
 

@@ -1,6 +1,8 @@
 //! Runs the binary under test and looks at what it left behind.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod daemon;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -93,6 +95,11 @@ pub fn files(root: &Path, extension: &str) -> Vec<PathBuf> {
     }
     found.sort();
     found
+}
+
+/// Whether some blocks are stored below this directory.
+pub fn has_blocks(root: &Path) -> bool {
+    files(root, "blk").len() >= 50
 }
 
 /// Disk space that the files below `root` with this extension take.

@@ -79,7 +79,8 @@ impl World {
         let server = self.server.borrow();
         for engine in &self.engines {
             for (region, slot, key) in engine.readable() {
-                let is_right = region.read_slot(slot, found) && found == self.common.model.content(engine.namespace, key);
+                let is_right =
+                    region.read_slot(slot, found) && found == self.common.model.content(engine.namespace, key);
                 // Leases end with the session: the daemon may have closed that of an engine that does not read.
                 if !is_right && !engine.is_hung_up() {
                     return Err(Reason::WrongBytes(format!("{key} is leased in {slot:?} to {}", engine.name)));
