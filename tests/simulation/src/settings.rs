@@ -149,7 +149,7 @@ pub(crate) fn config(rng: &mut Rng, geometry: Geometry) -> Config {
                 0..10 => 0,
                 factor => factor,
             },
-            stall: seconds(rng, 0, 3),
+            stall: seconds(rng, 0, 3).max(Duration::from_millis(1)),
         },
         tenants: Vec::new(),
         tiers: tiers(rng, geometry),

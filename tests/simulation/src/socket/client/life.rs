@@ -113,7 +113,10 @@ impl Life {
         for id in ids {
             self.serve(id, is_ending, common)?;
         }
-        self.other_calls(common)?;
+        // At rest it asks for nothing: what it asked for last would still be on its way when that is looked at.
+        if !(is_ending && self.is_idle()) {
+            self.other_calls(common)?;
+        }
         self.timed("end_step", Duration::ZERO, |manager| manager.end_step())?;
         self.copier.tasks.extend(self.planned.drain(..));
         if self.manager.session().state() != SessionState::Ready {
