@@ -174,8 +174,10 @@ impl Engine {
         if blocks.is_empty() {
             return Ok(());
         }
-        // A worker that came back since owes nothing for this job any more, so it must not copy for it.
-        if !self.requests.contains_key(&id) || self.epochs() != epochs || epochs.contains(&0) {
+        // A worker that came back since owes nothing for this job any more, so it must not copy for it. Nor may anyone for a session that the
+        // daemon closed while this reply was not read: its slots are kept for ten seconds where the process is not seen.
+        let is_due = self.requests.contains_key(&id) && !self.is_hung_up();
+        if !is_due || self.epochs() != epochs || epochs.contains(&0) {
             common.count("stores given up");
             self.given_up.push(job);
             return Ok(());
