@@ -120,10 +120,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// A life asks for a term of the lease.
+    /// A life asks for a term of the lease. It does so for a third of the lease's length, retries included; later it has begun anew.
     pub fn term_asked(&mut self, life: u64, term: u64, world: Duration) {
         let began = self.asked.entry((life, term)).or_insert(world);
-        if world > *began + REQUEST {
+        if world > *began + self.lease / 3 {
             *began = world;
         }
     }
