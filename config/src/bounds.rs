@@ -1,7 +1,5 @@
 //! Bounds that validation keeps and that other crates may rely on.
 
-use crate::model::Geometry;
-
 /// Most blocks of one tier: block indices are `u32`, and half of their range keeps room for index tables twice as large.
 pub const MAX_BLOCKS: u32 = 1 << 31;
 /// Largest block.
@@ -25,15 +23,3 @@ pub const NVME_FOOTER_BYTES: u64 = 4096;
 pub const OBJECT_HEADER_BYTES: u64 = 256;
 /// Room that a segment of an object tier needs beside its blocks: enough for the index and the end of a segment of one block.
 pub const OBJECT_SEGMENT_BYTES: u64 = 4096;
-
-impl Geometry {
-    /// Bytes of one block's file on an NVMe tier: the slot and the footer.
-    pub const fn file_bytes(&self) -> u64 {
-        self.slot_stride() as u64 + NVME_FOOTER_BYTES
-    }
-
-    /// Bytes of one block in a segment of an object tier: its header and the payload.
-    pub const fn object_bytes(&self) -> u64 {
-        self.block_bytes as u64 + OBJECT_HEADER_BYTES
-    }
-}

@@ -30,13 +30,6 @@ pub struct CopyConfig {
     pub cache_dir: Option<PathBuf>,
 }
 
-impl Default for CopyConfig {
-    /// Every key with its default.
-    fn default() -> Self {
-        crate::copy_keys::default_copy()
-    }
-}
-
 /// Kinds of copy engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyChoice {

@@ -75,13 +75,11 @@ pub(crate) static COPY: [Key<Draft>; 9] = [
     ),
 ];
 
-/// The section `[copy]` with no key written.
-pub(crate) fn default_copy() -> CopyConfig {
-    let mut draft = Draft::blank();
-    for key in &COPY {
-        if let Preset::Is(value) = &key.preset {
-            (key.place)(&mut draft).put(value.clone());
-        }
+impl Default for CopyConfig {
+    /// The section `[copy]` with no key written.
+    fn default() -> Self {
+        let mut draft = Draft::blank();
+        COPY.iter().for_each(|key| key.put_default(&mut draft));
+        draft.config.copy
     }
-    draft.config.copy
 }

@@ -39,6 +39,13 @@ impl<S: 'static> Key<S> {
             Preset::Required(example) | Preset::Unset(example) => (*example).to_owned(),
         }
     }
+
+    /// Writes its default where there is one.
+    pub fn put_default(&self, section: &mut S) {
+        if let Preset::Is(value) = &self.preset {
+            (self.place)(section).put(value.clone());
+        }
+    }
 }
 
 /// Upper bound of queues and tables that hold small entries.

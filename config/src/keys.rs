@@ -373,13 +373,11 @@ static SERVER: [Key<Draft>; 11] = [
     ),
 ];
 
-/// The section `[server]` with no key written.
-pub(crate) fn default_server() -> ServerConfig {
-    let mut draft = Draft::blank();
-    for key in &SERVER {
-        if let Preset::Is(value) = &key.preset {
-            (key.place)(&mut draft).put(value.clone());
-        }
+impl Default for ServerConfig {
+    /// The section `[server]` with no key written.
+    fn default() -> Self {
+        let mut draft = Draft::blank();
+        SERVER.iter().for_each(|key| key.put_default(&mut draft));
+        draft.config.server
     }
-    draft.config.server
 }

@@ -3,7 +3,7 @@
 //! [`Config::load`] and [`Config::parse`] refuse what they do not know and tell all faults at once, each with its line,
 //! key, value, bound and fix. All keys stand in one table (`keys.rs`, `copy_keys.rs`, `tier_keys.rs`, `object_keys.rs`, `tenant_keys.rs`), from which the parser, [`Config::to_toml`],
 //! [`schema`] and [`example`] are made. A key's own bounds are checked where it is read (`form.rs`), what must hold
-//! between keys after that (`relations.rs`, `object_relations.rs`). A [`Config`] is plain values: nothing here opens a tier or a region.
+//! between keys after that (`relations.rs`, `object_relations.rs`, `watermarks.rs`). A [`Config`] is plain values: nothing here opens a tier or a region.
 //!
 //! [`Namespace::digest`] is what keeps the blocks of different models, layouts and tenants apart.
 
@@ -15,6 +15,7 @@ mod endpoint;
 mod error;
 mod example;
 mod form;
+mod geometry;
 mod key;
 mod keys;
 mod label;
@@ -37,6 +38,7 @@ mod tenant_keys;
 mod tier_keys;
 mod units;
 mod value;
+mod watermarks;
 mod words;
 mod write;
 

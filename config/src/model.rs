@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use crate::copy::{CopyChoice, CopyConfig, CopyPath};
+pub use crate::geometry::Geometry;
 use crate::namespace::Namespace;
 pub use crate::object::{Collector, Credentials, ObjectConfig};
 
@@ -73,28 +74,6 @@ pub enum Choice {
     Require,
     /// Never use it.
     Off,
-}
-
-/// Shape of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Payload bytes of one offloaded block: `blocks_per_chunk` GPU blocks of one group, all layers.
-    pub block_bytes: u32,
-    /// Tokens in one GPU block.
-    pub tokens_per_block: u32,
-    /// GPU blocks in one offloaded block.
-    pub blocks_per_chunk: u32,
-    /// KV-cache groups of the model.
-    pub groups: u32,
-    /// Length of the engine's block hashes, 1..=64.
-    pub hash_bytes: u8,
-}
-
-impl Geometry {
-    /// Distance between two slots: `block_bytes` rounded up to 4 KiB, the alignment of direct I/O.
-    pub const fn slot_stride(&self) -> u32 {
-        self.block_bytes.next_multiple_of(4096)
-    }
 }
 
 /// Which blocks are worth storing.
@@ -253,13 +232,6 @@ pub struct ServerConfig {
     pub log_format: LogFormat,
     /// Loopback address of the Prometheus endpoint, such as `127.0.0.1:9464`. `None`: there is none.
     pub metrics: Option<String>,
-}
-
-impl Default for ServerConfig {
-    /// Every key with its default.
-    fn default() -> Self {
-        crate::keys::default_server()
-    }
 }
 
 /// How lines of the log are written.

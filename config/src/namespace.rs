@@ -1,6 +1,6 @@
 //! The namespace: everything that makes the bytes of two blocks interchangeable.
 
-use crate::model::Geometry;
+use crate::geometry::Geometry;
 
 /// Fields that are part of a block's identity beside its key. Two engines share blocks only if all are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

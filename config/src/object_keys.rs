@@ -280,11 +280,7 @@ impl ObjectConfig {
     /// A tier at `url` of `capacity_bytes`, every other key with its default. Nothing is checked.
     pub fn new(url: impl Into<String>, capacity_bytes: u64) -> Self {
         let mut tier = TierDraft::blank();
-        for key in &TIER_OBJECT {
-            if let Preset::Is(value) = &key.preset {
-                (key.place)(&mut tier).put(value.clone());
-            }
-        }
+        TIER_OBJECT.iter().for_each(|key| key.put_default(&mut tier));
         Self { url: url.into(), capacity_bytes, ..tier.object }
     }
 }

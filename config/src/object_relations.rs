@@ -5,10 +5,10 @@ use crate::draft::TierDraft;
 use crate::endpoint::check_endpoint;
 use crate::location::{ObjectLocation, URL_RULE};
 use crate::model::{Credentials, Geometry, ObjectConfig};
-use crate::relations::watermarks;
 use crate::report::Report;
 use crate::units::{format_duration, format_size};
 use crate::value::quoted;
+use crate::watermarks::watermarks;
 
 /// Checks the tier at `path`.
 pub(crate) fn object(path: &str, tier: &TierDraft, geometry: &Geometry, report: &mut Report<'_>) {

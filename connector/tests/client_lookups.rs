@@ -3,7 +3,7 @@
 mod client_support;
 
 use client_support::{FakeDaemon, Told, context, each, key, keys, prefix, until};
-use terrace_connector::client::SessionState;
+use terrace_connector::client::{ClientOptions, SessionState};
 use terrace_connector::protocol::{Answer, CompletedJob, EndStepReply, Refusal, numbers_from_bytes, numbers_to_bytes};
 use terrace_connector::{Arrival, JobId, ManagerPort, RequestId};
 use terrace_primary::SlotId;
@@ -191,6 +191,27 @@ fn a_session_that_is_away_holds_nobody_up() {
     manager.lookup(ID, 0, &full, LookupMode::Prefix, &mut answers).unwrap();
     assert_eq!(answers, [Lookup::Hit; 3]);
     assert_eq!(manager.arrival(ID, &key(0, 0)), Arrival::Writing, "asked for a moment ago");
+}
+
+/// Who wants events asks for them in every step, and may rest all the same.
+#[test]
+fn asking_for_events_is_no_pending_work() {
+    let mut daemon = FakeDaemon::new();
+    daemon.start();
+    let mut manager = daemon.manager_with(ClientOptions { events: true, ..daemon.options() });
+    daemon.sleep(true);
+    manager.end_step();
+    assert!(!manager.has_pending_work(), "it has only asked for events");
+    manager.touch(&keys(0..1, 0));
+    assert!(manager.has_pending_work(), "not told");
+    manager.end_step();
+    assert!(manager.has_pending_work(), "told and not confirmed");
+    daemon.sleep(false);
+    until("the confirmation", || {
+        manager.poll_once();
+        !manager.has_pending_work()
+    });
+    assert_eq!(manager.session().state(), SessionState::Ready);
 }
 
 #[test]

@@ -261,9 +261,9 @@ impl<M: Machine> RemoteManager<M> {
                 job.stage = Stage::Told;
             }
         }
-        self.lease_out = false;
         self.session.counters.end_steps += 1;
         sent.sequence = sequence;
+        sent.tells |= std::mem::take(&mut self.lease_out);
         self.unconfirmed.push_back(sent);
     }
 
@@ -570,7 +570,9 @@ impl<M: Machine> ManagerPort for RemoteManager<M> {
     }
 
     fn has_pending_work(&self) -> bool {
-        self.session.state() == SessionState::Ready && (!self.pending.is_empty() || !self.unconfirmed.is_empty())
+        // Who wants events asks for them in every step: that is no work, or an engine that has nothing to do would never rest.
+        self.session.state() == SessionState::Ready
+            && (!self.pending.is_empty() || self.unconfirmed.iter().any(|sent| sent.tells))
     }
 
     fn reset(&mut self) -> Result<(), ConnectorError> {

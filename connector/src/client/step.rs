@@ -30,6 +30,8 @@ struct EndingLease {
 #[derive(Debug)]
 pub(super) struct SentStep {
     pub sequence: u64,
+    /// Whether the daemon does anything for it. False: it only asked for events.
+    pub tells: bool,
     /// Loads that begin with it.
     pub loads: Vec<JobId>,
     pub waits: Vec<SentWait>,
@@ -114,10 +116,12 @@ impl PendingStep {
 
     /// The message, and what to remember of it. Afterwards nothing waits but ends of jobs beyond the first `most_jobs`.
     pub fn take(&mut self, events: bool, most_jobs: usize) -> (EndStep, SentStep) {
+        let tells = !self.is_empty();
         let Self { leases, mut completed, finished, touched, .. } = std::mem::take(self);
         self.completed = completed.split_off(completed.len().min(most_jobs));
         let mut sent = SentStep {
             sequence: 0,
+            tells,
             loads: Vec::new(),
             waits: Vec::new(),
             completed: completed.clone(),

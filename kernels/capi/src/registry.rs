@@ -1,17 +1,16 @@
-//! Handles: numbers that are never used again.
+//! The engines that are open, by their handles.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::code;
+use crate::handle;
 use crate::refusal::Refusal;
 use crate::session::Session;
 
 /// An engine. `None`: it was closed while a call waited for it.
 type Place = Arc<Mutex<Option<Session>>>;
 
-static NEXT: AtomicU64 = AtomicU64::new(1);
 static ENGINES: LazyLock<Mutex<HashMap<u64, Place>>> = LazyLock::new(Mutex::default);
 
 fn engines() -> MutexGuard<'static, HashMap<u64, Place>> {
@@ -19,14 +18,9 @@ fn engines() -> MutexGuard<'static, HashMap<u64, Place>> {
     ENGINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A new handle, of whatever it may be.
-pub(crate) fn handle() -> u64 {
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
 /// Keeps an engine. Its handle.
 pub(crate) fn keep(session: Session) -> u64 {
-    let engine = handle();
+    let engine = handle::next();
     engines().insert(engine, Arc::new(Mutex::new(Some(session))));
     engine
 }

@@ -11,9 +11,9 @@ use terrace_kernels::{
 };
 
 use crate::abi::{self, Ended, Points, RegionState, code};
+use crate::handle;
 use crate::jobs::Jobs;
 use crate::refusal::Refusal;
-use crate::registry;
 
 /// Handles of a kind that one engine has at most.
 const MOST_HANDLES: usize = 65_536;
@@ -172,7 +172,7 @@ impl Session {
             engine.add_pins(Arc::clone(&made));
             pins = Some(made);
         }
-        let region = registry::handle();
+        let region = handle::next();
         self.regions.insert(region, Region { base, len, pins });
         Ok(region)
     }
@@ -230,7 +230,7 @@ impl Session {
         let part_end = part_end.ok_or_else(|| Refusal::invalid("the part of a slot wraps around"))?;
         let (offset, bytes) = (address(parts.part_offset, "part_offset")?, address(parts.part_bytes, "part_bytes")?);
         let pages = PagedLayout::new(parts.groups, parts.blocks_per_chunk, offset, bytes)?;
-        let layout = registry::handle();
+        let layout = handle::next();
         self.layouts.insert(layout, Layout { pages, part_end, null_block });
         Ok(layout)
     }
@@ -367,7 +367,7 @@ impl Session {
 
     fn keep_event(&mut self, event: DeviceEvent) -> Result<u64, Refusal> {
         room(&self.events, "events")?;
-        let handle = registry::handle();
+        let handle = handle::next();
         self.events.insert(handle, event);
         Ok(handle)
     }

@@ -5,8 +5,8 @@ mod common;
 use terrace_simulation::cluster::faults::Kind;
 use terrace_simulation::{Run, Scene};
 
-const FIXED: u64 = 80;
-const FRESH: u64 = 20;
+const FIXED: u64 = 100;
+const FRESH: u64 = 50;
 /// Long enough for a bucket to fill and be collected, with the hours that a run ends with.
 const STEPS: u32 = 400;
 

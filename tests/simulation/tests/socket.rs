@@ -4,8 +4,8 @@ mod common;
 
 use terrace_simulation::{Run, Scene};
 
-const FIXED: u64 = 60;
-const FRESH: u64 = 30;
+const FIXED: u64 = 100;
+const FRESH: u64 = 50;
 /// Long enough for some lives of everybody.
 const STEPS: u32 = 600;
 

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -40,12 +40,13 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..ahead import LookAhead
-from ..answers import LookupAnswer, StoreAnswer, all_missed
-from ..protocol import ANSWER_MASK, ORIGIN_SHIFT, WANT_EVENTS, WANT_STATS, Answer, EndStepReply, LeaseEnd, TierInfo
+from ..answers import all_missed
+from ..protocol import ANSWER_MASK, ORIGIN_SHIFT, WANT_EVENTS, WANT_STATS, Answer, EndStepReply, LeaseEnd
 from ..session import next_job
 from .compat import NO_LOCK
 from .events import LOCALITIES, MEDIA, MOST_BATCHES, offloading_events
 from .requests import Asked, Group, Question, RequestState
+from .session import Session
 from .stats import Statistics
 from .transfer import TerraceLoadStoreSpec
 
@@ -85,40 +86,6 @@ _ALL_TIERS = tuple(
 )
 #: Answer bytes that are final.
 _FINAL = bytes(byte for byte in range(256) if _ALL_TIERS[byte] in (LookupResult.HIT, LookupResult.MISS))
-
-
-class Session(Protocol):
-    """What is needed of a `SchedulerSession`."""
-
-    @property
-    def state(self) -> str: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def tiers(self) -> tuple[TierInfo, ...]: ...
-    @property
-    def slots(self) -> int: ...
-    @property
-    def untaken(self) -> int: ...
-    @property
-    def counters(self) -> dict[str, int]: ...
-    def lookup(
-        self, request: int, tiers_mask: int, queries: Sequence[tuple[int, bytes]], *, fresh: bool
-    ) -> LookupAnswer | None: ...
-    def look_ahead(self, asked: LookAhead) -> None: ...
-    def prepare_store(self, request: int, job: int, keys: bytes) -> StoreAnswer | None: ...
-    def end_step(
-        self,
-        leases: Sequence[LeaseEnd],
-        *,
-        finished: Sequence[int],
-        touched: bytes,
-        want: int,
-        ahead: Sequence[LookAhead],
-    ) -> EndStepReply | None: ...
-    def poll(self) -> EndStepReply | None: ...
-    def reset(self) -> bool: ...
-    def close(self) -> None: ...
 
 
 class TerraceManager(OffloadingManager):

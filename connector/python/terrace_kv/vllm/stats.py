@@ -24,8 +24,8 @@ from vllm.v1.kv_offload.tiering.base import TieringOffloadingMetrics
 from ..protocol import ANSWER_MASK, ORIGIN_SHIFT, Answer, TierInfo
 
 if TYPE_CHECKING:
-    from .manager import Session
     from .requests import Asked, RequestState
+    from .session import Session
 
 #: How often vLLM is handed statistics.
 EVERY_S = 0.25

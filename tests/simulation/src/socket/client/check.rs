@@ -62,6 +62,9 @@ impl Life {
             let (jobs, requests) = (self.jobs.len(), self.requests.len());
             return Err(Reason::Leak(format!("{name} is {state:?} with {jobs} jobs and {requests} requests")));
         }
+        if !self.has_rested {
+            return Err(Reason::Contract(format!("{name} has nothing to do, and is told to go on stepping")));
+        }
         for pool in server.pools() {
             let sessions = pool.sessions().filter(|session| session.engine == name);
             if let Some(session) = sessions.into_iter().find(|session| session.slots > 0 || !session.is_connected) {

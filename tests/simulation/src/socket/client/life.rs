@@ -53,6 +53,8 @@ pub(crate) struct Life {
     pub(super) is_resetting: bool,
     /// Steps in a row that began with nothing left to tell or to hear.
     pub(super) steps_in_sync: u32,
+    /// It was told to begin nothing new, and since then had nothing left to do.
+    pub(super) has_rested: bool,
     is_seen: bool,
 }
 
@@ -90,6 +92,7 @@ impl Life {
             stuck_until: None,
             is_resetting: false,
             steps_in_sync: 0,
+            has_rested: false,
             is_seen,
         }
     }
@@ -113,8 +116,9 @@ impl Life {
         for id in ids {
             self.serve(id, is_ending, common)?;
         }
+        self.has_rested |= is_ending && self.is_idle();
         // At rest it asks for nothing: what it asked for last would still be on its way when that is looked at.
-        if !(is_ending && self.is_idle()) {
+        if !self.has_rested {
             self.other_calls(common)?;
         }
         self.timed("end_step", Duration::ZERO, |manager| manager.end_step())?;
