@@ -5,7 +5,6 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use terrace_config::Namespace;
 
-use super::stores::Store;
 use crate::config_cmd::human_bytes;
 
 /// Files or objects, and their bytes.
@@ -32,8 +31,8 @@ pub struct Line {
 
 impl Line {
     /// A line of which nothing is counted yet.
-    pub fn new(store: usize, at: &Store, namespace: [u8; 32], fields: Option<Namespace>) -> Self {
-        let (tier, place) = (at.tier.clone(), at.place.clone());
+    pub fn new(store: usize, (tier, place): (&str, &str), namespace: [u8; 32], fields: Option<Namespace>) -> Self {
+        let (tier, place) = (tier.to_owned(), place.to_owned());
         Self { store, tier, place, namespace, fields, before: Amount::default(), after: None }
     }
 

@@ -60,7 +60,8 @@ impl Stores {
         for (store, at) in self.0.iter().zip(0..) {
             for namespace in store.namespaces()? {
                 let label = store.label(&namespace)?;
-                let mut line = Line::new(at, store, namespace, label.map(|(namespace, _)| namespace));
+                let fields = label.map(|(namespace, _)| namespace);
+                let mut line = Line::new(at, (&store.tier, &store.place), namespace, fields);
                 line.before = store.count(&namespace)?;
                 lines.push(line);
             }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::driver::{DeviceFacts, Driver, KernelHandle};
-use super::engine::CudaOptions;
 use super::nvrtc::{Nvrtc, Target};
+use super::options::CudaOptions;
 use crate::engine::CopyError;
 
 /// The source.
@@ -38,13 +38,6 @@ impl Drop for Kernel {
         // SAFETY: loaded below; the engine that owns it has drained its streams.
         unsafe { self.driver.unload_kernel(self.handle) };
     }
-}
-
-/// `$XDG_CACHE_HOME/terrace/kernels`, or `~/.cache/terrace/kernels`. `None` without either variable.
-pub fn default_cache_dir() -> Option<PathBuf> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
-    Some(cache.join("terrace/kernels"))
 }
 
 /// Loads the kernel. `None`, and a line in the log: this device cannot have it.

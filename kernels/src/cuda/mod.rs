@@ -15,6 +15,7 @@ mod gpu;
 mod kernel;
 mod lane;
 mod nvrtc;
+mod options;
 mod pins;
 mod plan;
 mod ring;
@@ -25,10 +26,11 @@ pub use arena::DeviceArena;
 pub use driver::{
     DeviceFacts, Driver, DriverError, EventKind, IPC_HANDLE_BYTES, KernelHandle, MemoryHandle, PinnedMemory, code,
 };
-pub use engine::{CudaCopyEngine, CudaOptions, CudaStats};
+pub use engine::{CudaCopyEngine, CudaStats};
 pub use gpu::{Cuda, DeviceId, Gpu};
-pub use kernel::{BUILT_IN_PTX, SOURCE as KERNEL_SOURCE, default_cache_dir};
+pub use kernel::{BUILT_IN_PTX, SOURCE as KERNEL_SOURCE};
 pub use nvrtc::{Nvrtc, Target};
+pub use options::{CudaOptions, default_cache_dir};
 pub use pins::{PIECE_ALIGN_BYTES, PinOptions, PinProgress, RegionPins};
 pub use plan::{Curves, Path, PathChoice, Point, Rect, Tile};
 pub use shared::{DeviceEvent, ForeignMemory, export_memory};
