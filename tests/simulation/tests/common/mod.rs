@@ -3,6 +3,7 @@
 //! `TERRACE_SEED=N` runs that seed alone, `TERRACE_SEEDS=K` that many from it on.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use terrace_simulation::{Counts, Failure, Run, run, run_many, shrink};
@@ -38,7 +39,9 @@ pub fn fixed_seeds(template: Run, fixed: u64) -> Option<Counts> {
 pub fn fresh_seeds(template: Run, fresh: u64) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let first = since.as_micros() as u64 % 1_000_000_000_000;
-    println!("fresh seeds: {first} and the {} after it", fresh - 1);
+    // Not `eprintln!`: what a test prints is kept back unless it fails, and these are to be seen in any case.
+    let scene = template.scene;
+    let _ = writeln!(std::io::stderr(), "fresh seeds, {scene:?}: {first} and the {} after it", fresh - 1);
     run_seeds(template, first, fresh);
 }
 
