@@ -211,6 +211,16 @@ fn asking_for_events_is_no_pending_work() {
         manager.poll_once();
         !manager.has_pending_work()
     });
+    // Nothing of this lookup is loaded or waited for: its lease ends with the step all the same.
+    manager.prepare_lookup(ID, vec![prefix(&keys(0..1, 0))]).unwrap();
+    daemon.sleep(true);
+    manager.end_step();
+    assert!(manager.has_pending_work(), "a lease ends with the step");
+    daemon.sleep(false);
+    until("the end of the lease", || {
+        manager.poll_once();
+        !manager.has_pending_work()
+    });
     assert_eq!(manager.session().state(), SessionState::Ready);
 }
 

@@ -1,4 +1,4 @@
-//! What a CUDA engine is built with.
+//! Options of a CUDA engine, and where its compiled kernels are kept.
 
 use std::path::PathBuf;
 
