@@ -8,7 +8,7 @@ use terrace_primary::{BlockState, Key, KeyBytes, SlotId};
 use crate::classify::{Class, KEYS_AT_ONCE, Scope};
 use crate::error::TieringError;
 use crate::lookup::{Lookup, Shortage};
-use crate::manager::TieringOffloadingManager;
+use crate::manager::{Shares, TieringOffloadingManager};
 use crate::request::RequestId;
 
 /// Keys of a resident prefix that are found before readers are taken on their blocks.
@@ -177,8 +177,8 @@ impl TieringOffloadingManager {
     }
 
     /// A request waits for `keys`, which `locate` found: what lies in a tier is brought as far as there is room, the leading keys first, and what is there
-    /// is held for it, as by `lookup`. Where other requests have taken the room that this one's blocks would fit into, they are `Retry` and nothing is brought or
-    /// held yet. `out` gets one answer for each key; `Miss`: it will not come. The request's
+    /// is held for it, as by `lookup`. Where other requests have taken the room that this one's blocks would fit into, or a growing primary does not have it
+    /// yet, they are `Retry` and nothing is brought or held yet. `out` gets one answer for each key; `Miss`: it will not come. The request's
     /// wait begins, and ends `deadlines.lookup` later with misses.
     pub fn wait_for(&mut self, id: RequestId, keys: &[Key], out: &mut Vec<Lookup>) -> Result<(), TieringError> {
         self.check_call(id, keys.len())?;
@@ -227,13 +227,19 @@ impl TieringOffloadingManager {
         Ok(())
     }
 
-    /// Whether a request should wait for room that others' promotions and holds have taken: they end soon. All of its blocks come then, or none: two
-    /// requests with half of theirs each would wait for one another.
+    /// Whether a request should wait for room that others' promotions and holds have taken, for they end soon, or that a growing primary does not have
+    /// yet. All of its blocks come then, or none: two requests with half of theirs each would wait for one another.
     fn stands_in_line(&self, wanted: usize, scope: Scope) -> bool {
-        scope.below
-            && wanted > self.promotion_room()
-            && wanted <= self.shares.promotion as usize
-            && self.promotion_use() > 0
+        if !scope.below {
+            return false;
+        }
+        let room = self.promotion_room();
+        if self.is_growing(scope.now) {
+            let room = room.min((self.primary.free() + self.primary.evictable()) as usize);
+            let share = Shares::of(&self.limits, self.primary.blocks()).promotion as usize;
+            return wanted > room && (wanted <= share || room == 0);
+        }
+        wanted > room && wanted <= self.shares.promotion as usize && self.promotion_use() > 0
     }
 
     /// Ends one reader on each of `slots` that `locate` took and no load needs: as `complete_load`, by slot. What is not being loaded is

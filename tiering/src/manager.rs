@@ -65,6 +65,8 @@ pub struct TieringOffloadingManager {
     /// A reset waits for engine transfers: nothing is found and nothing new comes in.
     pub(crate) resetting: bool,
     pub(crate) closed: bool,
+    /// When more slots became usable, the last time.
+    pub(crate) grown_at: Option<Time>,
     /// Limbo slots that never come back: their tier panicked or was shut down.
     pub(crate) lost: u32,
     pub(crate) scratch: Scratch,
@@ -139,6 +141,7 @@ impl TieringOffloadingManager {
             polled: false,
             resetting: false,
             closed: false,
+            grown_at: None,
             lost: 0,
             scratch: Scratch::default(),
         })

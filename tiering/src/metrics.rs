@@ -48,7 +48,8 @@ pub static TABLE: Table<Stats> = Table {
         ),
         Family::one(
             "terrace_promotions_deferred_total",
-            "Blocks found in a tier whose promotion waits for room that others' promotions have taken; each time they are asked for.",
+            "Blocks found in a tier whose promotion waits for room that others' promotions have taken or a primary does not have yet; each time they are \
+             asked for.",
             |stats| stats.promotions_deferred,
         ),
         Family::by(HITS, HITS_HELP, "tier", &[("primary", |stats| stats.loaded_primary)]),

@@ -42,7 +42,8 @@ pub struct Stats {
     pub evicted: u64,
     /// Blocks found below whose promotion was refused: no room, or the promotion share was exhausted.
     pub promotions_refused: u64,
-    /// Blocks found below whose promotion waits for room that others' promotions have taken; once for each time they were asked for.
+    /// Blocks found below whose promotion waits for room that others' promotions have taken, or that a growing primary does not have yet; once for each time they were asked
+    /// for.
     pub promotions_deferred: u64,
     /// Gauge: distinct slots held for waiting requests.
     pub holds: u64,

@@ -1,8 +1,14 @@
 //! A primary of which only the first slots can be used: its region is still being backed.
 
+use std::time::Duration;
+
 use terrace_config::Limits;
+use terrace_tiers::Time;
 
 use crate::manager::{Shares, TieringOffloadingManager};
+
+/// A region that has not grown for this long may never be whole: nobody waits for its slots.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl TieringOffloadingManager {
     /// Uses only the first `slots` slots from here on, in numbers that only grow: see
@@ -11,8 +17,18 @@ impl TieringOffloadingManager {
     /// the region is
     /// ready; a manager that is never told uses all.
     pub fn set_usable_slots(&mut self, slots: u32) {
+        let before = self.primary.usable();
         self.primary.set_usable(slots);
         self.shares = Shares::of(&self.limits, self.primary.usable());
+        if self.primary.usable() != before {
+            self.grown_at = Some(self.now());
+        }
+    }
+
+    /// Whether more slots will soon be usable.
+    pub(crate) fn is_growing(&self, now: Time) -> bool {
+        self.primary.usable() < self.primary.blocks()
+            && self.grown_at.is_some_and(|grown_at| now < grown_at.plus(PATIENCE))
     }
 }
 
