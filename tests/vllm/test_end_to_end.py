@@ -244,8 +244,9 @@ def run_when_attached(engine: Engine, asked: list[list[int]]) -> Any:
 
 def test_a_daemon_killed_and_restarted_in_mid_generation(engine: Engine, host: Host, llama: str, alone: Alone) -> None:
     asked = prompts(22, 6, TOKENS)
+    before = host.files()
     store(engine, asked)
-    time.sleep(1.0)  # What was stored reaches the files.
+    host.wait_for_files(before + 6 * FOUND // BLOCK)
     engine.send(asked, MANY_WORDS)
     time.sleep(0.5)
     host.kill()

@@ -44,6 +44,17 @@ class Daemon:
         """What it wrote since it was first started."""
         return (self._folder / "terrace.log").read_text()
 
+    def files(self) -> int:
+        """Blocks in its files."""
+        return sum(1 for _ in (self._folder / "nvme").rglob("*.blk"))
+
+    def wait_for_files(self, count: int, timeout_s: float = 30.0) -> None:
+        """Waits until so many blocks are in its files. Raises `AssertionError` when they do not come."""
+        deadline = time.monotonic() + timeout_s
+        while (found := self.files()) < count:
+            assert time.monotonic() < deadline, f"{found} blocks of {count} are in the files:\n{self.log}"
+            time.sleep(0.05)
+
     def start(self) -> Daemon:
         """Starts it, and waits until it listens."""
         before = len(self.log) if (self._folder / "terrace.log").exists() else 0

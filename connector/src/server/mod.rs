@@ -53,4 +53,4 @@ pub use error::ServerError;
 pub use handle::{Server, ServerHandle};
 pub use inline::{InlineServer, PoolView, SessionView};
 pub use options::ServerOptions;
-pub use parts::PoolParts;
+pub use parts::{PoolParts, ReadySlots};

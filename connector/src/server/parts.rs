@@ -8,10 +8,15 @@ use terrace_tiers::{Clock, SecondaryTier, SystemClock, TierNamespace, open_tier}
 
 use super::pool::told;
 
+/// How many slots from the first on may be touched: only grows.
+pub type ReadySlots = Box<dyn Fn() -> u32 + Send>;
+
 /// The region, the clock and the tiers of a pool, given to it so that a simulator can give others.
 pub struct PoolParts {
     /// As many slots as `primary.blocks` says, each with room for a block of the geometry.
     pub region: Arc<Region>,
+    /// Of the region.
+    pub ready: ReadySlots,
     /// The only one that the pool reads.
     pub clock: Arc<dyn Clock>,
     /// In the order in which they are asked; over the same region and clock.
@@ -39,6 +44,7 @@ impl PoolParts {
             let opened = open_tier(tier, namespace.clone(), &geometry, Arc::clone(&region), Arc::clone(&clock));
             tiers.push(opened.map_err(|error| told(&error))?);
         }
-        Ok(Self { region, clock, tiers })
+        let backed = Arc::clone(&region);
+        Ok(Self { region, ready: Box::new(move || backed.ready_slots()), clock, tiers })
     }
 }

@@ -15,7 +15,7 @@ use super::device::{Copiers, DeviceShare, DeviceSource};
 use super::engine::{Engine, Job, JobKind};
 use super::events::{EventLog, locality_byte, medium_byte};
 use super::frames::push_refusal;
-use super::parts::PoolParts;
+use super::parts::{PoolParts, ReadySlots};
 use super::poller::{Poller, Ready};
 use super::refusal::Refusal;
 use super::rows::Rows;
@@ -71,6 +71,7 @@ pub(super) struct Pool {
     stepped_at: Time,
     kept_at: Time,
     usable: u32,
+    ready: ReadySlots,
     failure_told: bool,
     /// `None`: it has a part of its own of everything.
     pub lent: Option<Lent>,
@@ -103,7 +104,7 @@ impl Pool {
         devices: Option<Arc<dyn DeviceSource>>,
     ) -> Result<Self, String> {
         let geometry = config.geometry;
-        let PoolParts { region, clock, tiers } = parts;
+        let PoolParts { region, ready, clock, tiers } = parts;
         let infos = tiers.iter().map(|tier| {
             let descriptor = tier.descriptor();
             TierInfo {
@@ -153,6 +154,7 @@ impl Pool {
             stepped_at: now,
             kept_at: now,
             usable: u32::MAX,
+            ready,
             failure_told: false,
             lent: None,
             gives_back: false,
@@ -236,7 +238,7 @@ impl Pool {
         if self.usable == self.region.slots() {
             return;
         }
-        let ready = self.region.ready_slots();
+        let ready = (self.ready)();
         if ready != self.usable {
             self.usable = ready;
             self.manager.set_usable_slots(ready);

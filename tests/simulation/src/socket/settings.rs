@@ -1,5 +1,7 @@
 //! What a seed decides once.
 
+use std::time::Duration;
+
 use crate::rng::Rng;
 
 /// The settings of one seed. Rates are per mille of steps.
@@ -31,6 +33,10 @@ pub(crate) struct Settings {
     pub idle_per_mille: u32,
     /// Processes whose end nobody tells.
     pub unseen_per_mille: u32,
+    /// In which the memory of a pool is backed.
+    pub backing: Duration,
+    /// Of its slots, that are backed in the end.
+    pub backed_per_mille: u32,
 }
 
 impl Settings {
@@ -60,6 +66,8 @@ impl Settings {
             unseen_per_mille: [0, 0, 200, 1000][rng.index(4)],
             clients: [0, 1, 1, 2][rng.index(4)],
             unheard_per_mille: rate(rng, [0, 2, 10, 30]),
+            backing: Duration::from_millis([0, 0, 30, 1_000, 20_000][rng.index(5)]),
+            backed_per_mille: if faults && rng.chance(125) { rng.between(300, 999) as u32 } else { 1000 },
         }
     }
 

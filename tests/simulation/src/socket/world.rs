@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_config::{Choice, Config};
-use terrace_connector::server::{InlineServer, PoolParts};
+use terrace_connector::server::{InlineServer, PoolParts, ReadySlots};
 use terrace_primary::{Region, RegionOptions, SlotId};
-use terrace_tiers::{Clock, Time};
+use terrace_tiers::{Clock, ManualClock, Time};
 
 use super::check::Reader;
 use super::client::{Client, SharedBelow, SharedServer};
@@ -50,12 +50,13 @@ pub(crate) struct World {
 
 fn start(
     settings: &Settings,
-    clock: &terrace_tiers::ManualClock,
+    clock: &ManualClock,
     below: &Rc<RefCell<Vec<Below>>>,
     mut rng: Rng,
     verify_crc: bool,
 ) -> InlineServer {
     let (disks, simulated, below) = (settings.disks.clone(), clock.clone(), Rc::clone(below));
+    let (backing, backed_per_mille) = (settings.backing, settings.backed_per_mille);
     let open = move |config: &Config| {
         let namespace: u8 = config.namespace.model.parse().map_err(|_| "a namespace of nobody".to_owned())?;
         let mut below = below.borrow_mut();
@@ -86,10 +87,22 @@ fn start(
         };
         let (tiers, tier) = open_tiers(&disks, &start);
         below.tier = Some(tier);
-        Ok(PoolParts { region, clock: Arc::new(simulated.clone()), tiers })
+        let ready = backed(&simulated, config.primary.blocks, backing, backed_per_mille);
+        Ok(PoolParts { region, ready, clock: Arc::new(simulated.clone()), tiers })
     };
     let server = InlineServer::new(settings.disks.config.clone(), Arc::new(clock.clone()), open);
     server.unwrap_or_else(|error| panic!("the daemon does not start: {error}"))
+}
+
+/// Slots are backed one after the other from now on, all in `backing`; and none any more from `per_mille` of them on.
+fn backed(clock: &ManualClock, slots: u32, backing: Duration, per_mille: u32) -> ReadySlots {
+    let (clock, since) = (clock.clone(), clock.now());
+    let last = u64::from(slots) * u64::from(per_mille) / 1000;
+    Box::new(move || {
+        let passed = clock.now().since(since).as_micros() as u64;
+        let ready = (u64::from(slots) * passed).checked_div(backing.as_micros() as u64).unwrap_or(u64::MAX);
+        ready.min(last) as u32
+    })
 }
 
 impl World {
