@@ -71,6 +71,14 @@ pub enum PrimaryError {
          process: hand over the descriptor that `Region::fd` gives"
     )]
     Unsealed,
+    /// What another process handed over is no table of the primary that was agreed on.
+    #[error(
+        "the table of the primary does not begin as it must (words {header:x?}): client and daemon are of different releases"
+    )]
+    Table {
+        /// Its first words.
+        header: [u32; 6],
+    },
     /// Another process's region is smaller than it says.
     #[error(
         "the file of the primary region has {file_bytes} bytes, its slots take {need_bytes}: hand over the number of slots and \

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 /// Words of a seed.
 const SEED_WORDS: usize = 4;
 
-/// A seeded hash function. It names places in memory and never leaves the process: no stable format.
+/// A seeded hash function. It names places in memory, of this process and of those that read its tables: no stable format.
 ///
 /// Wide multiplications folded to 64 bits, as in wyhash (Wang Yi, public domain). Two tables have two seeds, so keys that
 /// were made to collide in one do not in another.
@@ -24,6 +24,16 @@ impl Hasher {
         let state = RandomState::new();
         // An odd seed word is never zero, so no seed makes the first product constant.
         Self { seed: std::array::from_fn(|i| state.hash_one(i) | 1) }
+    }
+
+    /// The hash function of this seed.
+    pub(crate) const fn of(seed: [u64; SEED_WORDS]) -> Self {
+        Self { seed }
+    }
+
+    /// Its seed.
+    pub(crate) const fn seed(&self) -> [u64; SEED_WORDS] {
+        self.seed
     }
 
     /// A hash function that sends all keys to the same place.

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod policy;
 pub mod primary;
 pub mod region;
+pub mod shared;
 pub mod slot;
 pub mod state;
 
@@ -26,5 +27,6 @@ pub use links::Links;
 pub use policy::{ArcPolicy, EvictionPolicy, LruPolicy};
 pub use primary::{Primary, PrimaryStats};
 pub use region::{PageKind, Progress, Region, RegionOptions};
+pub use shared::TableReader;
 pub use slot::SlotId;
 pub use state::{BlockState, MAX_READERS};

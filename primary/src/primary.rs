@@ -1,6 +1,7 @@
 //! The block table of the primary tier: which block is in which slot, who uses it, and which leaves next.
 
 mod displace;
+mod sharing;
 mod usable;
 
 use std::ops::ControlFlow;
@@ -10,6 +11,7 @@ use terrace_config::Policy;
 use crate::key::{Key, KeyBytes};
 use crate::key_table::{KeyTable, MAX_ROWS};
 use crate::policy::{self, EvictionPolicy};
+use crate::shared::SharedTable;
 use crate::slot::SlotId;
 use crate::state::{BlockState, RowWord};
 
@@ -64,6 +66,10 @@ pub struct Primary {
     limbo: u32,
     readers: u64,
     stats: PrimaryStats,
+    /// For those who read the table from other processes.
+    shared: Option<SharedTable>,
+    /// Longest key.
+    key_bytes: usize,
 }
 
 impl Primary {
@@ -87,6 +93,8 @@ impl Primary {
             limbo: 0,
             readers: 0,
             stats: PrimaryStats::default(),
+            shared: None,
+            key_bytes: usize::from(hash_bytes) + 4,
         }
     }
 
@@ -137,6 +145,7 @@ impl Primary {
             + self.policy.bytes()
             + self.victims.capacity() * size_of::<SlotId>()
             + self.limbo_bits.capacity() * 8
+            + self.shared.as_ref().map_or(0, SharedTable::bytes)
     }
 
     /// The slot of `key`, writing or ready.
@@ -153,7 +162,7 @@ impl Primary {
         keys: &[K],
         mut found: impl FnMut(usize, Option<(SlotId, BlockState)>) -> ControlFlow<()>,
     ) {
-        self.table.find_batch(keys, |at, row| found(at, row.map(|row| (SlotId(row), self.word(SlotId(row)).state()))));
+        self.table.find_words(keys, |at, row| found(at, row.map(|(row, word)| (SlotId(row), RowWord(word).state()))));
     }
 
     /// What `slot` is doing; `Free` for a slot out of range.
@@ -204,6 +213,10 @@ impl Primary {
         if !self.set_word(slot, self.word(slot).with_origin(origin)) {
             self.stats.misuse += 1;
         }
+        let is_ready = self.word(slot).is_ready();
+        if let Some(shared) = self.shared.as_mut().filter(|_| is_ready) {
+            shared.set_origin(slot, origin);
+        }
     }
 
     /// Evicts what is missing to have `n` free slots, and appends what was evicted to `evicted`. False, and nothing is evicted,
@@ -224,6 +237,7 @@ impl Primary {
             for victim in &victims {
                 evicted.extend(self.table.key(victim.0));
                 self.table.remove(victim.0);
+                self.left(*victim);
                 self.set_free(*victim);
             }
             self.evictable -= victims.len() as u32;
@@ -268,6 +282,11 @@ impl Primary {
             return false;
         }
         self.set_word(slot, self.word(slot).published());
+        if let Some(shared) = &mut self.shared
+            && let Some(key) = self.table.key(slot.0)
+        {
+            shared.came(slot, &key);
+        }
         self.writing -= 1;
         self.evictable += 1;
         self.policy.unpinned(slot);
@@ -350,6 +369,7 @@ impl Primary {
         }
         self.evictable -= 1;
         self.forget(slot);
+        self.left(slot);
         self.set_free(slot);
         true
     }
@@ -423,7 +443,19 @@ impl Primary {
         if tracked != self.resident() {
             return Err(format!("the policy tracks {tracked} slots, {} are resident", self.resident()));
         }
+        if let Some(shared) = &self.shared {
+            let readable = |slot: &SlotId| self.word(*slot).is_ready();
+            let block = |slot: SlotId| Some((self.table.key(slot.0)?, self.word(slot).origin()));
+            shared.check(|slot| Some(slot).filter(readable).and_then(block))?;
+        }
         Ok(())
+    }
+
+    /// A readable block has left its slot.
+    fn left(&mut self, slot: SlotId) {
+        if let Some(shared) = &mut self.shared {
+            shared.left(slot);
+        }
     }
 
     #[inline(always)]

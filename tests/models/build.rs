@@ -89,6 +89,17 @@ const SOURCES: &[Source] = &[
         ],
     },
     Source {
+        name: "changes",
+        path: "primary/src/shared/changes.rs",
+        mutants: &[
+            ("told_relaxed", "told.store(self.last, Ordering::Release)", "told.store(self.last, Ordering::Relaxed)"),
+            ("read_relaxed", "told.load(Ordering::Acquire)", "told.load(Ordering::Relaxed)"),
+            ("told_early", "told.store(self.last, Ordering::Release)", "told.store(self.last + 1, Ordering::Release)"),
+            ("not_left", "*of_slot = NEVER;", "let _ = of_slot;"),
+            ("later_accepted", ".max(latest)) <= seen && seen <= self.last", ".max(latest)) <= seen + 1"),
+        ],
+    },
+    Source {
         name: "pieces",
         path: "kernels/src/cuda/pins/pieces.rs",
         mutants: &[

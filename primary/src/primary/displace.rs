@@ -56,6 +56,7 @@ impl Primary {
             self.writing -= 1;
         }
         self.table.remove(victim.0);
+        self.left(victim);
         self.set_free(victim);
         true
     }
