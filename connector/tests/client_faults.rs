@@ -8,7 +8,7 @@ use client_support::{FakeDaemon, Told, each, hello_reply, keys, prefix, until};
 use proptest::prelude::*;
 use terrace_connector::client::{RemoteManager, SessionState};
 use terrace_connector::protocol::{
-    Answer, CompletedJob, Kind, LookupReply, PrepareStoreReply, encode, numbers_to_bytes,
+    Answer, CompletedJob, Kind, LookupReply, PrepareStoreReply, SHARED_TABLE, encode, numbers_to_bytes,
 };
 use terrace_connector::{Arrival, JobId, ManagerPort, RequestId};
 use terrace_tiering::{Lookup, LookupMode, StorePlan, TieringError};
@@ -206,7 +206,11 @@ fn a_session_that_does_not_fit_is_never_opened() {
     too_small.slots += 1;
     let mut no_messages = hello_reply();
     no_messages.limits.message_bytes = 100;
-    for (reply, expected) in [(other_namespace, "namespace"), (too_small, "region"), (no_messages, "limits")] {
+    let mut no_table = hello_reply();
+    no_table.features = vec![SHARED_TABLE.to_owned()];
+    for (reply, expected) in
+        [(other_namespace, "namespace"), (too_small, "region"), (no_messages, "limits"), (no_table, "descriptors")]
+    {
         let mut daemon = FakeDaemon::new();
         daemon.lie(Kind::Hello, body(&reply));
         daemon.start();

@@ -223,8 +223,8 @@ impl Report {
         }
         if let Some(SocketUse { lookups_per_request_and_step, socket, .. }) = &self.socket {
             println!(
-                "socket          {:>12}   round trips; {lookups_per_request_and_step:.2} lookups a request and step",
-                socket.round_trips
+                "socket          {:>12}   round trips; {lookups_per_request_and_step:.2} lookups a request and step, {} more without one, {} leases refused",
+                socket.round_trips, socket.lookups_seen, socket.leases_refused
             );
             println!(
                 "                {:>12}   timeouts, {} calls that did not wait, {} reconnects, {} stores dropped",

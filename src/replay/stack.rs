@@ -32,6 +32,10 @@ pub trait Stack: Connector {
 pub struct Socket {
     pub round_trips: u64,
     pub lookups: u64,
+    /// Lookups that the daemon's block table answered, without a round trip.
+    pub lookups_seen: u64,
+    /// Leases on what they found that were not given.
+    pub leases_refused: u64,
     pub stores: u64,
     pub end_steps: u64,
     /// Calls whose reply did not come within the budget.
@@ -116,6 +120,8 @@ impl Stack for RemoteConnector {
         Some(Socket {
             round_trips: counters.round_trips,
             lookups: counters.lookups,
+            lookups_seen: counters.lookups_seen,
+            leases_refused: counters.leases_refused,
             stores: counters.stores,
             end_steps: counters.end_steps,
             timeouts: counters.timeouts,

@@ -28,6 +28,7 @@ mod promotion;
 mod request;
 mod reset;
 mod scrub;
+mod seen;
 mod stats;
 mod step;
 mod store;

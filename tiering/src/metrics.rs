@@ -17,7 +17,11 @@ const HITS_HELP: &str = "Blocks that engines loaded, by the tier that had them: 
 pub static TABLE: Table<Stats> = Table {
     labels: &["pool"],
     families: &[
-        Family::one("terrace_lookups_total", "Lookups.", |stats| stats.lookups),
+        Family::one(
+            "terrace_lookups_total",
+            "Lookups; of those that clients do themselves in the block table, the ones that led to a load.",
+            |stats| stats.lookups,
+        ),
         Family::by(
             "terrace_lookup_keys_total",
             "Keys looked up, by the answer: hit (readable in the primary), pending (found, to be brought or on its way), retry (not known \

@@ -23,7 +23,7 @@ MAGIC = b"TRRC"
 VERSION = 1
 #: Longest body of a Hello and of its reply.
 MAX_HELLO_BYTES = 64 << 10
-MAX_DESCRIPTORS = 1
+MAX_DESCRIPTORS = 2
 
 #: Flags of a frame.
 REQUEST, REPLY, ERROR, ONE_WAY = 0, 1, 3, 4
@@ -31,6 +31,8 @@ _FLAGS = frozenset((REQUEST, REPLY, ERROR, ONE_WAY))
 
 #: Optional feature: the daemon copies between a worker's GPU memory and the slots.
 DEVICE_COPIES = "device-copies"
+#: Optional feature: the pool's block table comes along, and what is found in it can be leased. Not used here.
+SHARED_TABLE = "shared-table"
 #: Length of the driver's handles of memory and of events, and of a device's UUID.
 IPC_HANDLE_BYTES, DEVICE_UUID_BYTES = 64, 16
 
@@ -58,6 +60,7 @@ class Kind(IntEnum):
     ATTACH = 15
     COPY = 16
     COPIED = 17
+    LEASE = 18
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -146,7 +149,7 @@ def unpack_header(buffer: bytes | bytearray | memoryview, offset: int, most_body
     if body_bytes > most_body_bytes:
         raise ProtocolError(f"a body of {body_bytes} bytes, at most {most_body_bytes} are taken")
     if descriptors > MAX_DESCRIPTORS:
-        raise ProtocolError(f"{descriptors} descriptors with one frame, at most {MAX_DESCRIPTORS} is taken")
+        raise ProtocolError(f"{descriptors} descriptors with one frame, at most {MAX_DESCRIPTORS} are taken")
     if reserved != _RESERVED:
         raise ProtocolError("reserved bytes of the header are not 0")
     return Header(known, flags, body_bytes, sequence, descriptors)
@@ -238,7 +241,7 @@ class Hello(Message):
 
     version_min: U16
     version_max: U16
-    #: Optional features that the client can use: `DEVICE_COPIES`.
+    #: Optional features that the client can use: `DEVICE_COPIES`, `SHARED_TABLE`.
     features: list[str]
     #: "scheduler", "worker" or "tier".
     role: str
@@ -320,6 +323,25 @@ class LookupReply(Message):
     answers: bytes
     #: For each hit, in order, its slot as little-endian 32 bits.
     slots: bytes
+
+
+class Lease(Message):
+    """Blocks that the client has found in the shared block table, to be loaded."""
+
+    request: U64
+    #: As in `Lookup`.
+    tiers: U32
+    #: The last change when the table was read.
+    seen: U64
+    #: Where they were found, as little-endian 32 bits.
+    slots: bytes
+
+
+class LeaseReply(Message):
+    """Answers a `Lease`."""
+
+    #: Names the lease, as in `LookupReply`. 0: something has changed; ask with a `Lookup`.
+    lease: U64
 
 
 class PrepareStore(Message):
@@ -612,6 +634,7 @@ REQUESTS: dict[Kind, type[Message] | None] = {
     Kind.ATTACH: Attach,
     Kind.COPY: Copy,
     Kind.COPIED: Copied,
+    Kind.LEASE: Lease,
 }
 REPLIES: dict[Kind, type[Message] | None] = {
     Kind.HELLO: HelloReply,
@@ -624,6 +647,7 @@ REPLIES: dict[Kind, type[Message] | None] = {
     Kind.UNPIN: None,
     Kind.STATS: StatsReply,
     Kind.ATTACH: AttachReply,
+    Kind.LEASE: LeaseReply,
 }
 
 _encoder = msgspec.msgpack.Encoder()

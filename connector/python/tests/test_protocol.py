@@ -169,7 +169,7 @@ def test_golden_refusals(vector: dict[str, Any]) -> None:
         (8, b"\2", "flags 0x2"),
         (8, b"\x08", "flags 0x8"),
         (15, b"\1", "at most"),
-        (24, b"\2", "descriptors"),
+        (24, b"\3", "descriptors"),
         (26, b"\1", "reserved"),
         (31, b"\1", "reserved"),
     ],

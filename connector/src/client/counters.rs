@@ -5,8 +5,12 @@
 pub struct ClientCounters {
     /// Calls that waited for their reply and got it in time.
     pub round_trips: u64,
-    /// Lookups among them: one for a request and step.
+    /// Lookups among them: one for a request and step at most.
     pub lookups: u64,
+    /// Lookups that were answered here, from the daemon's block table: no round trip was waited for.
+    pub lookups_seen: u64,
+    /// Leases on what they found that were not given: it had changed, there was no room, or the daemon was late.
+    pub leases_refused: u64,
     /// Stores among them.
     pub stores: u64,
     /// Calls whose reply did not come within the budget.

@@ -28,6 +28,8 @@ pub(super) enum Known {
 pub(super) struct Answered {
     pub at: Time,
     pub lease: u64,
+    /// Of answers from the daemon's block table, which are not leased yet: its last change then.
+    pub seen: Option<u64>,
     /// Whether the lease is still held: until the end of the step.
     pub open: bool,
     /// Whether a search met a block that is not readable yet.
@@ -100,7 +102,27 @@ impl Answered {
         if lease == 0 && !slots.is_empty() {
             return Err("hits without a lease");
         }
-        Ok(Self { at, lease, open: lease != 0, unresolved: false, load: None, queries: answered, slots })
+        Ok(Self { at, lease, seen: None, open: lease != 0, unresolved: false, load: None, queries: answered, slots })
+    }
+
+    /// Of keys that were all found in the daemon's block table, in `slots` (little-endian numbers), after change `seen`.
+    pub fn found(queries: Vec<PortQuery>, mut answers: Vec<u8>, slots: Vec<u8>, seen: u64, at: Time) -> Self {
+        let mut answered = Vec::with_capacity(queries.len());
+        let mut first = 0;
+        for PortQuery { keys, .. } in queries {
+            let count = keys.len();
+            let later = answers.split_off(count.min(answers.len()));
+            let ours = std::mem::replace(&mut answers, later);
+            answered.push(AnsweredQuery {
+                keys,
+                answers: ours,
+                first: first as u32,
+                first_slot: first,
+                awaited: Vec::new(),
+            });
+            first += count;
+        }
+        Self { at, lease: 0, seen: Some(seen), open: true, unresolved: false, load: None, queries: answered, slots }
     }
 
     /// Whether `queries` ask what was asked.

@@ -19,6 +19,7 @@ use super::host::Host;
 use super::lookups::{Answered, Known};
 use super::machine::Machine;
 use super::options::ClientOptions;
+use super::room::Room;
 use super::session::{Called, Session, SessionState};
 use super::step::{PendingStep, SentStep, wire_job};
 use crate::api::JobId;
@@ -54,7 +55,8 @@ pub struct RemoteManager<M = Host> {
     /// Requests that were answered in this step.
     leasing: Vec<RequestId>,
     /// A lookup was sent since the last end of a step: its lease must end.
-    lease_out: bool,
+    pub(super) lease_out: bool,
+    pub(super) room: Room,
     /// Regions of this connection and of earlier ones that jobs still touch.
     regions: HashMap<u64, Arc<Region>>,
     next_request: u64,
@@ -72,6 +74,8 @@ pub(super) struct RemoteRequest {
     pub(super) known: Known,
     /// Keys that the daemon will not bring.
     pub(super) refused: HashSet<Key>,
+    /// A lease on what the block table said was not given: the daemon itself is asked.
+    pub(super) was_refused: bool,
 }
 
 /// A transfer.
@@ -79,6 +83,7 @@ pub(super) struct RemoteRequest {
 pub(super) struct RemoteJob {
     pub(super) epoch: u64,
     pub(super) stage: Stage,
+    slots: usize,
 }
 
 /// How far the daemon knows of a transfer.
@@ -118,6 +123,7 @@ impl<M: Machine> RemoteManager<M> {
             events: Vec::new(),
             leasing: Vec::new(),
             lease_out: false,
+            room: Room::default(),
             regions: HashMap::new(),
             next_request: 1,
             closed: false,
@@ -217,7 +223,7 @@ impl<M: Machine> RemoteManager<M> {
     }
 
     /// Keys that one message can carry.
-    fn keys_per_message(&self) -> usize {
+    pub(super) fn keys_per_message(&self) -> usize {
         let key_bytes = self.session.options().key_bytes();
         self.session.hello().map_or(0, |hello| {
             let room = hello.limits.message_bytes.saturating_sub(MESSAGE_REST) as usize / key_bytes;
@@ -226,7 +232,7 @@ impl<M: Machine> RemoteManager<M> {
     }
 
     /// The request's number on this connection, on which it counts as opened from now on.
-    fn open_on_wire(&mut self, id: RequestId) -> Option<(u64, TierFilter)> {
+    pub(super) fn open_on_wire(&mut self, id: RequestId) -> Option<(u64, TierFilter)> {
         let request = self.requests.get_mut(&id)?;
         request.opened = self.epoch;
         Some((request.wire, request.tiers))
@@ -234,7 +240,7 @@ impl<M: Machine> RemoteManager<M> {
 
     /// Tells what ended since the last step, so that the call that follows sees it. Not while leases of this step are
     /// held.
-    fn tell_before_call(&mut self) {
+    pub(super) fn tell_before_call(&mut self) {
         if self.leasing.is_empty() && !self.pending.is_empty() {
             self.tell();
         }
@@ -269,12 +275,15 @@ impl<M: Machine> RemoteManager<M> {
 
     /// Ends the leases of this step: what is loaded from them and what is waited for is kept.
     fn end_leases(&mut self) {
+        self.room.step_ended();
         for id in std::mem::take(&mut self.leasing) {
             let Some(request) = self.requests.get_mut(&id) else { continue };
             let Known::Answered(answered) = &mut request.known else { continue };
             if std::mem::take(&mut answered.open) {
                 let wait = if answered.unresolved { answered.awaited() } else { Vec::new() };
-                self.pending.end_lease(answered.lease, id, answered.load.take(), wait);
+                if answered.lease != 0 {
+                    self.pending.end_lease(answered.lease, id, answered.load.take(), wait);
+                }
             }
             if !answered.unresolved {
                 request.known = Known::Nothing;
@@ -284,7 +293,8 @@ impl<M: Machine> RemoteManager<M> {
     }
 
     fn complete(&mut self, job: JobId, ok: bool) {
-        let Some(RemoteJob { epoch, stage }) = self.jobs.remove(&job) else { return };
+        let Some(RemoteJob { epoch, stage, slots }) = self.jobs.remove(&job) else { return };
+        self.room.ended(slots);
         if epoch != self.epoch && !self.jobs.values().any(|job| job.epoch == epoch) {
             self.regions.remove(&epoch);
         }
@@ -299,10 +309,14 @@ impl<M: Machine> RemoteManager<M> {
     }
 
     /// Asks the daemon for all that a request may want.
-    fn ask(&mut self, id: RequestId, mut queries: Vec<PortQuery>) -> Known {
+    fn ask(&mut self, id: RequestId, queries: Vec<PortQuery>) -> Known {
         if self.epoch == 0 {
             return Known::Nothing;
         }
+        let mut queries = match self.see(id, queries) {
+            Ok(answered) => return Known::Answered(Box::new(answered)),
+            Err(queries) => queries,
+        };
         let mut room = self.keys_per_message();
         for query in &mut queries {
             let left_out = query.keys.len().saturating_sub(room);
@@ -320,22 +334,10 @@ impl<M: Machine> RemoteManager<M> {
         // Also if it is late: its lease ends with the next step.
         self.lease_out |= !matches!(called, Called::Away);
         match called {
-            Called::Reply(body) => {
-                let Some(reply) = self.session.understand::<LookupReply>("LookupReply", &body) else {
-                    return Known::Nothing;
-                };
-                let slots = self.session.hello().map_or(0, |hello| hello.slots);
-                match Answered::new(queries, reply, slots, self.session.now()) {
-                    Ok(answered) => {
-                        self.session.counters.lookups += 1;
-                        Known::Answered(Box::new(answered))
-                    }
-                    Err(what) => {
-                        self.session.give_up(what);
-                        Known::Nothing
-                    }
-                }
-            }
+            Called::Reply(body) => match self.session.understand::<LookupReply>("LookupReply", &body) {
+                Some(reply) => self.answered(queries, reply),
+                None => Known::Nothing,
+            },
             Called::Late
                 if self.session.stalled_for().is_some_and(|time| time < self.session.options().stall_patience) =>
             {
@@ -343,6 +345,22 @@ impl<M: Machine> RemoteManager<M> {
                 Known::NotYet(self.session.now())
             }
             Called::Late | Called::Refused(_) | Called::Away => Known::Nothing,
+        }
+    }
+
+    fn answered(&mut self, queries: Vec<PortQuery>, reply: LookupReply) -> Known {
+        let slots = self.session.hello().map_or(0, |hello| hello.slots);
+        let hits = reply.slots.len() / size_of::<u32>();
+        match Answered::new(queries, reply, slots, self.session.now()) {
+            Ok(answered) => {
+                self.session.counters.lookups += 1;
+                self.room.answered(hits);
+                Known::Answered(Box::new(answered))
+            }
+            Err(what) => {
+                self.session.give_up(what);
+                Known::Nothing
+            }
         }
     }
 
@@ -381,7 +399,14 @@ impl<M: Machine> ManagerPort for RemoteManager<M> {
         }
         let wire = self.next_request;
         self.next_request += 1;
-        let request = RemoteRequest { tiers, wire, opened: 0, known: Known::Nothing, refused: HashSet::new() };
+        let request = RemoteRequest {
+            tiers,
+            wire,
+            opened: 0,
+            known: Known::Nothing,
+            refused: HashSet::new(),
+            was_refused: false,
+        };
         self.requests.insert(id, request);
         Ok(())
     }
@@ -482,10 +507,23 @@ impl<M: Machine> ManagerPort for RemoteManager<M> {
         if !answered.open || answered.load.is_some() || self.jobs.len() >= most {
             return Err(gone);
         }
-        let Some((places, found, below)) = answered.hits(keys) else { return Err(gone) };
-        answered.load = Some((job, places));
+        let Some((mut places, found, below)) = answered.hits(keys) else { return Err(gone) };
+        if let Some(seen) = answered.seen {
+            let Some(lease) = self.lease(id, &found, seen) else {
+                self.follow_connection();
+                return Err(gone);
+            };
+            // Of what is loaded and nothing else.
+            places = (0..).take(found.len()).collect();
+            let request = self.requests.get_mut(&id).ok_or(TieringError::UnknownRequest(id))?;
+            let Known::Answered(answered) = &mut request.known else { return Err(gone) };
+            (answered.lease, answered.seen, answered.load) = (lease, None, Some((job, places)));
+        } else {
+            answered.load = Some((job, places));
+        }
+        self.room.load(found.len());
+        self.jobs.insert(job, RemoteJob { epoch: self.epoch, stage: Stage::Planned(id), slots: found.len() });
         slots.extend(found);
-        self.jobs.insert(job, RemoteJob { epoch: self.epoch, stage: Stage::Planned(id) });
         self.session.counters.loaded_below += below;
         self.session.counters.loaded_primary += keys.len() as u64 - below;
         Ok(())
@@ -539,7 +577,8 @@ impl<M: Machine> ManagerPort for RemoteManager<M> {
         }
         self.follow_connection();
         if room && self.epoch != 0 && !plan.slots.is_empty() {
-            self.jobs.insert(job, RemoteJob { epoch: self.epoch, stage: Stage::Confirmed });
+            self.room.store(plan.slots.len());
+            self.jobs.insert(job, RemoteJob { epoch: self.epoch, stage: Stage::Confirmed, slots: plan.slots.len() });
         }
         Ok(room)
     }
@@ -601,6 +640,7 @@ impl<M: Machine> ManagerPort for RemoteManager<M> {
         self.session.send_all(FAREWELL);
         self.requests.clear();
         self.jobs.clear();
+        self.room = Room::default();
         self.regions.clear();
     }
 }

@@ -28,6 +28,9 @@ mod reconnect;
 #[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod replies;
 #[cfg_attr(not(test), deny(clippy::disallowed_methods))]
+mod room;
+#[cfg_attr(not(test), deny(clippy::disallowed_methods))]
+mod seen;
 mod session;
 #[cfg_attr(not(test), deny(clippy::disallowed_methods))]
 mod step;

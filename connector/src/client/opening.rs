@@ -4,12 +4,12 @@ use std::ops::ControlFlow;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use terrace_primary::Region;
+use terrace_primary::{Region, TableReader};
 
 use super::connection::{Broken, Connection, Frame};
 use super::error::ClientError;
 use super::options::ClientOptions;
-use crate::protocol::{ErrorReply, FrameFlags, Hello, HelloReply, Kind, VERSION, decode};
+use crate::protocol::{ErrorReply, FrameFlags, Hello, HelloReply, Kind, SHARED_TABLE, VERSION, decode};
 
 /// An open session.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub struct Opened {
     pub(super) connection: Connection,
     pub(super) reply: HelloReply,
     pub(super) region: Arc<Region>,
+    /// The pool's block table, if the daemon shares it.
+    pub(super) table: Option<TableReader>,
 }
 
 /// A session that waits for the answer to its `Hello`.
@@ -68,14 +70,18 @@ impl Opening {
         }
         let reply: HelloReply = decode("HelloReply", &frame.body)?;
         let descriptors = self.connection.take_descriptors();
-        let region = map(options, &reply, descriptors)?;
+        let (region, table) = map(options, &reply, descriptors)?;
         self.connection.set_most_body_bytes(reply.limits.message_bytes);
-        Ok(Opened { connection: self.connection, reply, region })
+        Ok(Opened { connection: self.connection, reply, region, table })
     }
 }
 
-/// Checks what the daemon says against what was asked for, and maps the region.
-fn map(options: &ClientOptions, reply: &HelloReply, descriptors: Vec<OwnedFd>) -> Result<Arc<Region>, ClientError> {
+/// Checks what the daemon says against what was asked for, and maps region and table.
+fn map(
+    options: &ClientOptions,
+    reply: &HelloReply,
+    descriptors: Vec<OwnedFd>,
+) -> Result<(Arc<Region>, Option<TableReader>), ClientError> {
     let unfit = |text: String| Err(ClientError::Unfit(text));
     if reply.version != VERSION {
         return unfit(format!("version {} where {VERSION} was offered", reply.version));
@@ -86,11 +92,15 @@ fn map(options: &ClientOptions, reply: &HelloReply, descriptors: Vec<OwnedFd>) -
     if reply.region == 0 || reply.limits.message_bytes < 4096 || reply.limits.keys_per_message == 0 {
         return unfit(format!("region {} with {:?}", reply.region, reply.limits));
     }
-    let Ok([region]) = <[OwnedFd; 1]>::try_from(descriptors) else {
-        return unfit("not one descriptor came along".to_owned());
+    let shares_table = reply.features.iter().any(|feature| feature == SHARED_TABLE);
+    let (came, belong) = (descriptors.len(), 1 + usize::from(shares_table));
+    let mut descriptors = descriptors.into_iter();
+    let (Some(region), table, true) = (descriptors.next(), descriptors.next(), came == belong) else {
+        return unfit(format!("{came} descriptors came along where {belong} belong"));
     };
-    let block_bytes = options.geometry.block_bytes;
-    Ok(Arc::new(Region::from_fd(region, reply.slots, reply.slot_stride, block_bytes)?))
+    let region = Region::from_fd(region, reply.slots, reply.slot_stride, options.geometry.block_bytes)?;
+    let table = table.map(|table| TableReader::open(&table, reply.slots, options.key_bytes()));
+    Ok((Arc::new(region), table.transpose()?))
 }
 
 impl From<Broken> for ClientError {

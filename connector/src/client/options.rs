@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use terrace_config::{Geometry, Namespace};
 
-use crate::protocol::{Hello, VERSION, WireGeometry, WireNamespace};
+use crate::protocol::{Hello, SHARED_TABLE, VERSION, WireGeometry, WireNamespace};
 
 /// What a session is opened with, and how long its calls may take.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl ClientOptions {
         Hello {
             version_min: VERSION,
             version_max: VERSION,
-            features: Vec::new(),
+            features: vec![SHARED_TABLE.to_owned()],
             role: "scheduler".to_owned(),
             engine: engine_name,
             rank: 0,

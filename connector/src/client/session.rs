@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_primary::Region;
+use terrace_primary::{Region, TableReader};
 use terrace_tiers::Time;
 
 use super::connection::{Broken, Connection, Frame};
@@ -72,6 +72,7 @@ struct Link {
     connection: Connection,
     reply: HelloReply,
     region: Arc<Region>,
+    table: Option<TableReader>,
     /// Calls whose reply is overdue, with what their callers said of them.
     overdue: HashMap<u64, u64>,
     stalled_since: Option<Time>,
@@ -156,6 +157,11 @@ impl<M: Machine> Session<M> {
         self.link.as_ref().map(|link| &link.region)
     }
 
+    /// The daemon's block table, if it shares it.
+    pub(crate) fn table(&self) -> Option<&TableReader> {
+        self.link.as_ref()?.table.as_ref()
+    }
+
     /// Since when a reply is overdue.
     pub(crate) fn stalled_for(&self) -> Option<Duration> {
         self.link.as_ref()?.stalled_since.map(|since| self.machine.now().since(since))
@@ -169,13 +175,14 @@ impl<M: Machine> Session<M> {
     /// Takes a new connection if one is wanted and there, and what has come. Does not wait.
     pub(crate) fn pump(&mut self) {
         if self.link.is_none() {
-            let Some(Opened { connection, reply, region }) = self.machine.take() else { return };
+            let Some(Opened { connection, reply, region, table }) = self.machine.take() else { return };
             self.epoch += 1;
             self.counters.connects += 1;
             self.link = Some(Link {
                 connection,
                 reply,
                 region,
+                table,
                 overdue: HashMap::new(),
                 stalled_since: None,
                 arrived: VecDeque::new(),

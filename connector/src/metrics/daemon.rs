@@ -57,12 +57,13 @@ pub(super) static POOL: Table<PoolCounts> = Table {
                 ("attach", |pool| pool.messages[14]),
                 ("copy", |pool| pool.messages[15]),
                 ("copied", |pool| pool.messages[16]),
+                ("lease", |pool| pool.messages[17]),
             ],
         ),
         Family::one(
             "terrace_round_trips_total",
-            "Requests whose sender waits for the answer: lookup, prepare_store, ping, reset, pin, unpin, stats and attach.",
-            |pool| [1, 2, 5, 6, 7, 8, 11, 14].iter().filter_map(|kind: &usize| pool.messages.get(*kind)).sum(),
+            "Requests whose sender waits for the answer: lookup, prepare_store, ping, reset, pin, unpin, stats, attach and lease.",
+            |pool| [1, 2, 5, 6, 7, 8, 11, 14, 17].iter().filter_map(|kind: &usize| pool.messages.get(*kind)).sum(),
         ),
         Family::one("terrace_steps_total", "Engine steps that ended.", |pool| pool.messages[3]),
         Family::one("terrace_received_bytes_total", "Bytes received from clients.", |pool| pool.received_bytes),
@@ -71,6 +72,11 @@ pub(super) static POOL: Table<PoolCounts> = Table {
             pool.leases
         }),
         Family::one("terrace_leases_taken_total", "Leases given out.", |pool| pool.leases_taken),
+        Family::one(
+            "terrace_leases_refused_total",
+            "Leases not given on what a client had found in the block table: it had changed since, or the session has no room for so many.",
+            |pool| pool.leases_refused,
+        ),
         Family::one("terrace_jobs", "Loads and stores of engines that have not ended.", |pool| pool.jobs),
         Family::by(
             "terrace_jobs_total",

@@ -35,7 +35,7 @@ pub enum ProtocolError {
         limit: u32,
     },
     /// Too many descriptors, or not as many as the header says.
-    #[error("{got} descriptors with one frame, at most 1 is taken")]
+    #[error("{got} descriptors with one frame, at most 2 are taken")]
     Descriptors {
         /// Descriptors announced or received.
         got: u16,

@@ -62,11 +62,13 @@ pub enum Kind {
     Copy = 16,
     /// From the server, one way: [`super::Copied`].
     Copied = 17,
+    /// [`super::Lease`], [`super::LeaseReply`].
+    Lease = 18,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Hello,
         Self::Lookup,
         Self::PrepareStore,
@@ -84,6 +86,7 @@ impl Kind {
         Self::Attach,
         Self::Copy,
         Self::Copied,
+        Self::Lease,
     ];
 
     /// The kind with this number.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Longest body of a [`super::Hello`] and of its reply.
 pub const MAX_HELLO_BYTES: u32 = 64 << 10;
 /// Descriptors that may come with one frame.
-pub const MAX_DESCRIPTORS: usize = 1;
+pub const MAX_DESCRIPTORS: usize = 2;
 
 /// What the server allows a session; told in [`super::HelloReply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

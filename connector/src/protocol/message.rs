@@ -13,6 +13,10 @@ pub const WANT_EVENTS: u32 = 1;
 /// Bit of [`EndStep::want`]: statistics.
 pub const WANT_STATS: u32 = 2;
 
+/// The feature of a scheduler session: the pool's block table comes along, as a second descriptor, and what is found in it
+/// can be leased by [`Lease`].
+pub const SHARED_TABLE: &str = "shared-table";
+
 /// Opens a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
@@ -20,7 +24,7 @@ pub struct Hello {
     pub version_min: u16,
     /// Highest version that the client speaks.
     pub version_max: u16,
-    /// Optional features that the client can use: [`super::DEVICE_COPIES`]. Unknown ones are ignored.
+    /// Optional features that the client can use: [`super::DEVICE_COPIES`], [`SHARED_TABLE`]. Unknown ones are ignored.
     pub features: Vec<String>,
     /// "scheduler", "worker" or "tier".
     pub role: String,
@@ -91,7 +95,8 @@ pub struct ForeignRegion {
     pub offset_bytes: u64,
 }
 
-/// The session is open. The descriptor of the pool's region comes with it, except for the role "tier".
+/// The session is open. The descriptor of the pool's region comes with it, except for the role "tier"; and with
+/// [`SHARED_TABLE`] that of its block table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HelloReply {
     /// The version that both speak from here on.
@@ -184,6 +189,28 @@ pub struct LookupReply {
     /// For each `Hit`, in order, its slot as little-endian `u32`.
     #[serde(with = "serde_bytes")]
     pub slots: Vec<u8>,
+}
+
+/// Blocks that the client has found in the shared block table, to be loaded. Opens the request if it is not open.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The request; numbers are the session's own.
+    pub request: u64,
+    /// As in [`Lookup`].
+    pub tiers: u32,
+    /// The last change when the table was read.
+    pub seen: u64,
+    /// Where they were found, as little-endian `u32`.
+    #[serde(with = "serde_bytes")]
+    pub slots: Vec<u8>,
+}
+
+/// Answers a [`Lease`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseReply {
+    /// Names the lease, as in [`LookupReply`]: of a lookup whose keys were these and were all hits. 0: one of the slots has changed, or something
+    /// else forbids it; ask with a [`Lookup`].
+    pub lease: u64,
 }
 
 /// What is known of a key, in one byte: the low three bits say which, the high five where from.

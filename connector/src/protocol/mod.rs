@@ -26,8 +26,8 @@ pub use limits::{MAX_DESCRIPTORS, MAX_HELLO_BYTES, WireLimits};
 pub(crate) use lookup::{LookupIn, LookupOut, QueryIn};
 pub use message::{
     Answer, Complete, CompletedJob, EndStep, EndStepReply, EventBatch, ForeignRegion, Goodbye, Hello, HelloReply,
-    JobOutcome, LeaseEnd, LoadRows, Lookup, LookupReply, Pin, PinReply, PrepareStore, PrepareStoreReply, Query,
-    Refusal, RowsDone, Scan, StatsReply, StoreRows, TierInfo, Unpin, WANT_EVENTS, WANT_STATS, WireGeometry,
-    WireNamespace,
+    JobOutcome, Lease, LeaseEnd, LeaseReply, LoadRows, Lookup, LookupReply, Pin, PinReply, PrepareStore,
+    PrepareStoreReply, Query, Refusal, RowsDone, SHARED_TABLE, Scan, StatsReply, StoreRows, TierInfo, Unpin,
+    WANT_EVENTS, WANT_STATS, WireGeometry, WireNamespace,
 };
 pub(crate) use message::{is_answer, is_hit};

@@ -4,18 +4,20 @@ use std::io::IoSlice;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, send, sendmsg,
 };
-use terrace_primary::Region;
 
 use super::refusal::Refusal;
-use crate::protocol::{FrameHeader, Inbox, MAX_DESCRIPTORS};
+use crate::protocol::{FrameHeader, Inbox};
 
+/// Descriptors that are taken, all in all: that of a tier's region.
+const MOST_TAKEN: usize = 1;
+/// Descriptors that are sent at once: region and table.
+const MOST_SENT: usize = 2;
 /// Reading pauses while so much waits to be written.
 const PAUSE_BYTES: usize = 1 << 20;
 /// Memory that an empty buffer keeps.
@@ -46,7 +48,7 @@ pub(super) struct Connection {
     /// Bytes written since it was made.
     sent: u64,
     /// Goes out with the first byte.
-    send_region: Option<Arc<Region>>,
+    send_descriptors: Vec<OwnedFd>,
     /// Came in before the session was open.
     descriptors: Vec<OwnedFd>,
     /// Whether descriptors may come: until the first frame.
@@ -63,7 +65,7 @@ impl Connection {
             output: Vec::new(),
             written: 0,
             sent: 0,
-            send_region: None,
+            send_descriptors: Vec::new(),
             descriptors: Vec::new(),
             takes_descriptors: true,
             interest: (true, false),
@@ -72,7 +74,7 @@ impl Connection {
 
     /// Reads once, with room for `least` bytes or more.
     pub fn read(&mut self, least: usize) -> Input {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_TAKEN))];
         // Where none belongs there is no room for any: the kernel closes them and says so.
         let room = if self.takes_descriptors { space.as_mut_slice() } else { &mut [] };
         let mut control = RecvAncillaryBuffer::new(room);
@@ -88,7 +90,7 @@ impl Connection {
                 self.descriptors.extend(descriptors);
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > MAX_DESCRIPTORS {
+        if received.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > MOST_TAKEN {
             self.descriptors.clear();
             let text = "descriptors belong to the first frame of a session of role \"tier\", one, and nowhere else";
             return Input::Refused(Refusal::malformed(text));
@@ -111,9 +113,9 @@ impl Connection {
         Ok(self.descriptors.pop())
     }
 
-    /// The region's descriptor goes out with the next byte. Nothing has been written before.
-    pub fn send_region(&mut self, region: Arc<Region>) {
-        self.send_region = Some(region);
+    /// These go out with the next byte. Nothing has been written before.
+    pub fn send_descriptors(&mut self, descriptors: Vec<OwnedFd>) {
+        self.send_descriptors = descriptors;
     }
 
     /// Writes what can be written. `Err`: the connection is broken.
@@ -121,14 +123,13 @@ impl Connection {
         while let Some(rest) = self.output.get(self.written..)
             && !rest.is_empty()
         {
-            let descriptor = self.send_region.as_ref().and_then(|region| region.fd());
-            let sent = match descriptor {
-                None => send(&self.socket, rest, SendFlags::NOSIGNAL),
-                Some(descriptor) => send_with(&self.socket, rest, descriptor),
+            let sent = match self.send_descriptors.as_slice() {
+                [] => send(&self.socket, rest, SendFlags::NOSIGNAL),
+                descriptors => send_with(&self.socket, rest, descriptors),
             };
             match sent {
                 Ok(bytes) => {
-                    self.send_region = None;
+                    self.send_descriptors.clear();
                     self.written += bytes;
                     self.sent += bytes as u64;
                 }
@@ -170,10 +171,10 @@ impl AsFd for Connection {
     }
 }
 
-fn send_with(socket: &OwnedFd, bytes: &[u8], descriptor: BorrowedFd<'_>) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+fn send_with(socket: &OwnedFd, bytes: &[u8], descriptors: &[OwnedFd]) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor];
+    let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
     if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
         return Err(Errno::NOBUFS);
     }

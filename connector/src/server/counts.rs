@@ -75,6 +75,7 @@ pub(crate) struct PoolCounts {
     /// Gauge, set when it is published.
     pub leases: u64,
     pub leases_taken: u64,
+    pub leases_refused: u64,
     /// Gauge, set when it is published.
     pub jobs: u64,
     pub jobs_ok: u64,

@@ -76,6 +76,7 @@ impl Pool {
             Kind::PrepareStore if role == Role::Scheduler => {
                 self.prepare_store(call, &decode("PrepareStore", body)?)?
             }
+            Kind::Lease if role == Role::Scheduler => self.lease(call, &decode("Lease", body)?)?,
             Kind::StoreRows if role == Role::Tier => self.store_rows(call, &decode("StoreRows", body)?)?,
             Kind::LoadRows if role == Role::Tier => self.load_rows(call, &decode("LoadRows", body)?)?,
             Kind::Reset if decides => return Err(Refusal::malformed("this kind of frame has no body")),

@@ -156,6 +156,11 @@ impl<'a> PoolView<'a> {
         &self.0.manager
     }
 
+    /// Bytes of its longest keys.
+    pub const fn key_bytes(self) -> usize {
+        self.0.key_bytes
+    }
+
     /// The memory of its slots.
     pub const fn region(self) -> &'a Arc<Region> {
         &self.0.region

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use terrace_primary::{Key, SlotId};
+use terrace_primary::{Key, Primary, SlotId};
 use terrace_tiering::RequestId;
 
 use super::refusal::Refusal;
@@ -12,7 +12,7 @@ use super::refusal::Refusal;
 pub(super) struct LeaseQuery {
     /// Place of its first key among all keys of the lookup.
     pub first: u32,
-    /// The keys that were answered, one after the other.
+    /// The keys that were answered, one after the other. Empty: the client has found them itself, and they are those of the slots.
     pub keys: Vec<u8>,
     /// For each of them, the slot on which a reader is held.
     pub held: Vec<Option<SlotId>>,
@@ -44,11 +44,15 @@ impl Lease {
         (at < self.queries.get(query)?.held.len()).then_some((query, at))
     }
 
-    /// The key at `index` among all keys of the lookup, if it was answered.
-    pub fn key(&self, index: u32, key_bytes: usize) -> Option<Key> {
+    /// The key at `index` among all keys of the lookup, if it was answered. Of one that the client has found itself: as long as
+    /// the lease holds it.
+    pub fn key(&self, index: u32, key_bytes: usize, primary: &Primary) -> Option<Key> {
         let (query, at) = self.place(index)?;
-        let bytes = self.queries.get(query)?.keys.get(at * key_bytes..(at + 1) * key_bytes)?;
-        Key::from_bytes(bytes).ok()
+        let query = self.queries.get(query)?;
+        if query.keys.is_empty() {
+            return primary.key((*query.held.get(at)?)?);
+        }
+        Key::from_bytes(query.keys.get(at * key_bytes..(at + 1) * key_bytes)?).ok()
     }
 
     fn held_mut(&mut self, index: u32) -> Option<&mut Option<SlotId>> {
@@ -80,10 +84,18 @@ impl Lease {
     }
 
     /// Takes the readers of `indices`, which were checked, out of the lease, and appends their keys and slots.
-    pub fn take(&mut self, indices: &[u32], key_bytes: usize, keys: &mut Vec<Key>, slots: &mut Vec<SlotId>) {
+    pub fn take(
+        &mut self,
+        indices: &[u32],
+        key_bytes: usize,
+        primary: &Primary,
+        keys: &mut Vec<Key>,
+        slots: &mut Vec<SlotId>,
+    ) {
         for index in indices {
+            let key = self.key(*index, key_bytes, primary);
             if let Some(slot) = self.held_mut(*index).and_then(Option::take) {
-                keys.extend(self.key(*index, key_bytes));
+                keys.extend(key);
                 slots.push(slot);
             }
         }
@@ -147,12 +159,18 @@ impl Leases {
 
 #[cfg(test)]
 mod tests {
+    use terrace_config::Policy;
+
     use super::*;
 
     const KEY_BYTES: usize = 6;
 
     fn key(n: u8) -> Key {
         Key::new(&[n, n], 0).expect("a key")
+    }
+
+    fn primary() -> Primary {
+        Primary::new(8, 2, Policy::Lru)
     }
 
     /// Ten keys: 0..4 of which 0 and 2 are held; 6.. of which 6 is (4 and 5 were not answered).
@@ -168,7 +186,8 @@ mod tests {
     #[test]
     fn indices_count_over_all_queries() {
         let lease = lease();
-        let found = |index| lease.key(index, KEY_BYTES);
+        let primary = primary();
+        let found = |index| lease.key(index, KEY_BYTES, &primary);
         assert_eq!([0, 3, 6, 7].map(found), [Some(key(0)), Some(key(3)), Some(key(6)), Some(key(7))]);
         assert_eq!([4, 5, 8, u32::MAX].map(found), [None; 4]);
     }
@@ -181,11 +200,23 @@ mod tests {
             assert!(lease.check_load(&wrong).is_err(), "{wrong:?}");
         }
         lease.check_load(&[2, 6]).expect("both are hits");
-        lease.take(&[2, 6], KEY_BYTES, &mut keys, &mut slots);
+        lease.take(&[2, 6], KEY_BYTES, &primary(), &mut keys, &mut slots);
         assert_eq!((keys, slots), (vec![key(2), key(6)], vec![SlotId(0), SlotId(6)]));
         assert!(lease.check_load(&[2]).is_err(), "it is taken");
         let mut rest = Vec::new();
         lease.rest(&mut rest);
         assert_eq!(rest, [SlotId(0)]);
+    }
+
+    #[test]
+    fn keys_that_the_client_has_found_are_those_of_the_slots() {
+        let mut primary = primary();
+        let slots: Vec<SlotId> = (0..3).filter_map(|n| primary.insert_writing(&key(n))).collect();
+        let query = LeaseQuery { first: 0, keys: Vec::new(), held: slots.iter().copied().map(Some).collect() };
+        let mut lease = Lease { id: RequestId(1), queries: vec![query] };
+        let (mut keys, mut taken) = (Vec::new(), Vec::new());
+        lease.take(&[1, 2], KEY_BYTES, &primary, &mut keys, &mut taken);
+        assert_eq!((keys, taken), (vec![key(1), key(2)], slots[1..].to_vec()));
+        assert_eq!((lease.key(0, KEY_BYTES, &primary), lease.key(1, KEY_BYTES, &primary)), (Some(key(0)), None));
     }
 }

@@ -20,7 +20,7 @@ use super::pool::{FRAMES_AT_ONCE, Pool, READ_BYTES};
 use super::pools::NewSession;
 use super::refusal::Refusal;
 use super::session::{OpenRequest, Role, Session, SessionId};
-use crate::protocol::{ErrorCode, FrameFlags, HelloReply, Kind, VERSION};
+use crate::protocol::{ErrorCode, FrameFlags, HelloReply, Kind, SHARED_TABLE, VERSION};
 
 /// Where nobody tells that a process is gone, it counts as gone this long after it closed its connection.
 const UNSEEN: Duration = Duration::from_secs(10);
@@ -74,8 +74,21 @@ impl Pool {
         if let Some(pidfd) = &new.peer.pidfd {
             self.poller.add(pidfd, new.id * 2 + 1).map_err(system)?;
         }
-        let features = self.copiers.features(&hello.features);
+        let mut features = self.copiers.features(&hello.features);
         let attachment = if features.is_empty() { Attachment::Unwanted } else { Attachment::Awaited };
+        let mut descriptors = Vec::new();
+        if role != Role::Tier {
+            descriptors.extend(self.region.fd().map(|fd| fd.try_clone_to_owned()));
+        }
+        let wants_table = role == Role::Scheduler && hello.features.iter().any(|feature| feature == SHARED_TABLE);
+        if let Some(table) = self.manager.table_fd().filter(|_| wants_table) {
+            features.push(SHARED_TABLE.to_owned());
+            descriptors.push(table.try_clone_to_owned());
+        }
+        let descriptors = descriptors.into_iter().collect::<Result<Vec<_>, _>>();
+        let descriptors = descriptors.map_err(|error| {
+            Refusal::new(ErrorCode::Retry, format!("no descriptor is left for the session (ulimit -n): {error}"))
+        })?;
         let reply = HelloReply {
             version: VERSION,
             features,
@@ -89,11 +102,8 @@ impl Pool {
             limits: self.limits,
         };
         let frame = (Kind::Hello, FrameFlags::REPLY, new.sequence);
-        let descriptors = u16::from(role != Role::Tier);
-        push_message(&mut connection.output, frame, &reply, descriptors, self.limits.message_bytes);
-        if descriptors == 1 {
-            connection.send_region(Arc::clone(&self.region));
-        }
+        push_message(&mut connection.output, frame, &reply, descriptors.len() as u16, self.limits.message_bytes);
+        connection.send_descriptors(descriptors);
         self.replace_worker(&name, role, rank);
         tracing::info!(
             session = new.id,

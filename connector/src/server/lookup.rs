@@ -125,7 +125,8 @@ impl Pool {
         }
     }
 
-    fn check_lease(&mut self, call: Call, bytes: usize) -> Result<(), Refusal> {
+    /// Whether a lease of so many bytes of keys may be taken, by this call's sequence.
+    pub fn check_lease(&mut self, call: Call, bytes: usize) -> Result<(), Refusal> {
         self.check_load(call.id)?;
         let most = (self.limits.keys_per_message as usize).saturating_mul(LEASED_MESSAGES);
         let keys = bytes / self.key_bytes.max(1);

@@ -37,6 +37,7 @@ mod pool;
 mod pools;
 mod refusal;
 mod rows;
+mod seen;
 mod session;
 mod share;
 mod shares;

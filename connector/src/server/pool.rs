@@ -120,6 +120,8 @@ impl Pool {
             TieringOffloadingManager::new(&config, tiers, Arc::clone(&clock)).map_err(|error| told(&error))?;
         if config.primary.check_on_load {
             manager.check_loads(Arc::clone(&region));
+        } else if let Err(error) = manager.share_table() {
+            tracing::warn!("clients cannot read the block table, and ask for each block: {}", told(&error));
         }
         let poller = Poller::new().map_err(|errno| format!("epoll: {errno}"))?;
         poller.add(wake, WAKE).map_err(|errno| format!("epoll: {errno}"))?;

@@ -142,7 +142,7 @@ impl Pool {
     fn begin_load(&mut self, id: SessionId, lease: &mut Lease, ending: &Ending) -> Result<(), Refusal> {
         let mut keys = Vec::with_capacity(ending.load.len());
         let mut slots = Vec::with_capacity(ending.load.len());
-        lease.take(&ending.load, self.key_bytes, &mut keys, &mut slots);
+        lease.take(&ending.load, self.key_bytes, self.manager.primary(), &mut keys, &mut slots);
         if let Err(error) = self.manager.begin_load(lease.id, &keys) {
             // The readers are there; only what is counted and ranked by them is lost.
             tracing::error!("a load begins that the manager does not know: {error}");
@@ -164,7 +164,7 @@ impl Pool {
         let mut asked = Vec::with_capacity(wait.len());
         let mut keys: Vec<Key> = Vec::with_capacity(wait.len());
         for index in wait {
-            match lease.key(*index, self.key_bytes) {
+            match lease.key(*index, self.key_bytes, self.manager.primary()) {
                 Some(key) => {
                     asked.push(*index);
                     keys.push(key);

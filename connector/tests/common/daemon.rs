@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use terrace_config::Config;
 use terrace_connector::protocol::*;
 use terrace_connector::server::{Server, ServerHandle, ServerOptions};
-use terrace_primary::{Key, Region, SlotId};
+use terrace_primary::{Key, Region, SlotId, TableReader};
 
 pub const BLOCK_BYTES: u32 = 4096;
 pub const HASH_BYTES: u8 = 16;
@@ -160,7 +160,7 @@ pub fn worker(engine: &str, rank: u32) -> Hello {
 pub struct Frame {
     pub header: FrameHeader,
     pub body: Vec<u8>,
-    pub descriptor: Option<OwnedFd>,
+    pub descriptors: Vec<OwnedFd>,
 }
 
 /// A connection.
@@ -174,6 +174,8 @@ pub struct Client {
     pub raw: Raw,
     pub reply: HelloReply,
     pub region: Option<Region>,
+    /// The pool's block table, if it was asked for and came.
+    pub table: Option<TableReader>,
 }
 
 impl Raw {
@@ -217,10 +219,10 @@ impl Raw {
     /// The next frame; `None` at the end of the connection.
     pub fn receive(&mut self) -> Option<Frame> {
         let mut head = [0; HEADER_BYTES];
-        let mut descriptor = None;
+        let mut descriptors = Vec::new();
         let mut have = 0;
         while have < HEADER_BYTES {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut iov = [IoSliceMut::new(&mut head[have..])];
             let got = match recvmsg(&self.stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC) {
@@ -229,8 +231,8 @@ impl Raw {
                 Err(errno) => panic!("nothing came: {errno}"),
             };
             for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-                    descriptor = fds.next();
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    descriptors.extend(fds);
                 }
             }
             have += got;
@@ -238,7 +240,7 @@ impl Raw {
         let header = FrameHeader::from_bytes(&head, u32::MAX).expect("a header");
         let mut body = vec![0; header.body_bytes as usize];
         self.stream.read_exact(&mut body).expect("a body");
-        Some(Frame { header, body, descriptor })
+        Some(Frame { header, body, descriptors })
     }
 
     /// The code of the refusal that comes next.
@@ -283,11 +285,14 @@ impl Client {
             return Err(ErrorCode::from_number(error.code));
         }
         let reply: HelloReply = decode("HelloReply", &frame.body).expect("a reply");
-        assert_eq!(usize::from(frame.header.descriptors), usize::from(frame.descriptor.is_some()));
-        let region = frame
-            .descriptor
+        assert_eq!(usize::from(frame.header.descriptors), frame.descriptors.len());
+        let mut descriptors = frame.descriptors.into_iter();
+        let region = descriptors
+            .next()
             .map(|fd| Region::from_fd(fd, reply.slots, reply.slot_stride, BLOCK_BYTES).expect("the daemon's region"));
-        Ok(Self { raw, reply, region })
+        let table =
+            descriptors.next().map(|fd| TableReader::open(&fd, reply.slots, KEY_BYTES).expect("the daemon's table"));
+        Ok(Self { raw, reply, region, table })
     }
 
     pub fn ask<T: Serialize, R: DeserializeOwned>(&mut self, kind: Kind, message: &T) -> Result<R, ErrorCode> {

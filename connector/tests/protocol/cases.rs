@@ -3,9 +3,9 @@
 use terrace_connector::protocol::{
     Answer, Attach, AttachReply, Complete, CompletedJob, Copied, CopiedJob, Copy, CopyJob, DEVICE_COPIES, EndStep,
     EndStepReply, ErrorCode, ErrorReply, EventBatch, ForeignRegion, FrameFlags, FrameHeader, Goodbye, Hello,
-    HelloReply, JobOutcome, Kind, LeaseEnd, LoadRows, Lookup, LookupReply, Memory, Page, Pin, PinReply, PrepareStore,
-    PrepareStoreReply, Query, Refusal, RowsDone, Scan, StatsReply, StoreRows, TierInfo, Unpin, WANT_EVENTS, WANT_STATS,
-    WireGeometry, WireLimits, WireNamespace, numbers_to_bytes,
+    HelloReply, JobOutcome, Kind, Lease, LeaseEnd, LeaseReply, LoadRows, Lookup, LookupReply, Memory, Page, Pin,
+    PinReply, PrepareStore, PrepareStoreReply, Query, Refusal, RowsDone, Scan, StatsReply, StoreRows, TierInfo, Unpin,
+    WANT_EVENTS, WANT_STATS, WireGeometry, WireLimits, WireNamespace, numbers_to_bytes,
 };
 
 use super::frames::Message;
@@ -169,6 +169,8 @@ fn hello_reply(cases: &mut Cases) {
     };
     let message = Message::HelloReply(reply.clone());
     cases.with_descriptors("reply to hello with the region", Kind::Hello, REPLY, 1, 1, message);
+    let message = Message::HelloReply(HelloReply { features: vec!["shared-table".into()], ..reply.clone() });
+    cases.with_descriptors("reply to hello with region and table", Kind::Hello, REPLY, 1, 2, message);
     let message = Message::HelloReply(HelloReply { tiers: Vec::new(), ..reply.clone() });
     cases.add("reply to the hello of a tier, no tiers below", Kind::Hello, REPLY, 1, message);
     let longest = HelloReply {
@@ -232,6 +234,14 @@ fn lookup(cases: &mut Cases) {
     cases.add("reply to a lookup, every byte that is an answer", Kind::Lookup, REPLY, 3, Message::LookupReply(reply));
     let nothing = Message::LookupReply(LookupReply::default());
     cases.add("reply to a lookup of nothing", Kind::Lookup, REPLY, 4, nothing);
+    let lease = Lease { request: 1, tiers: u32::MAX, seen: 70_000, slots: numbers_to_bytes(7..11) };
+    cases.add("lease of four blocks", Kind::Lease, REQUEST, 5, Message::Lease(lease));
+    let slots = numbers_to_bytes((0..300).map(|slot| u32::MAX - slot));
+    let lease = Lease { request: u64::MAX, tiers: 0, seen: u64::MAX, slots };
+    cases.add("lease with the longest numbers", Kind::Lease, REQUEST, 6, Message::Lease(lease));
+    cases.add("lease of nothing", Kind::Lease, REQUEST, 0, Message::Lease(Lease::default()));
+    cases.add("reply to a lease", Kind::Lease, REPLY, 5, Message::LeaseReply(LeaseReply { lease: 5 }));
+    cases.add("no lease", Kind::Lease, REPLY, 6, Message::LeaseReply(LeaseReply::default()));
 }
 
 fn store(cases: &mut Cases) {

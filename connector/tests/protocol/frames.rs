@@ -2,8 +2,8 @@
 
 use terrace_connector::protocol::{
     Attach, AttachReply, Complete, Copied, Copy, EndStep, EndStepReply, ErrorReply, FrameFlags, FrameHeader, Goodbye,
-    HEADER_BYTES, Hello, HelloReply, Kind, LoadRows, Lookup, LookupReply, MAX_HELLO_BYTES, Pin, PinReply, PrepareStore,
-    PrepareStoreReply, ProtocolError, StatsReply, StoreRows, Unpin, decode, encode,
+    HEADER_BYTES, Hello, HelloReply, Kind, Lease, LeaseReply, LoadRows, Lookup, LookupReply, MAX_HELLO_BYTES, Pin,
+    PinReply, PrepareStore, PrepareStoreReply, ProtocolError, StatsReply, StoreRows, Unpin, decode, encode,
 };
 
 /// Any body.
@@ -15,6 +15,8 @@ pub enum Message {
     HelloReply(HelloReply),
     Lookup(Lookup),
     LookupReply(LookupReply),
+    Lease(Lease),
+    LeaseReply(LeaseReply),
     PrepareStore(PrepareStore),
     PrepareStoreReply(PrepareStoreReply),
     EndStep(EndStep),
@@ -107,6 +109,8 @@ fn decode_body(kind: Kind, flags: FrameFlags, body: &[u8]) -> Result<Message, Fr
         Kind::Hello if reply => Message::HelloReply(decode("HelloReply", body)?),
         Kind::Lookup if request => Message::Lookup(decode("Lookup", body)?),
         Kind::Lookup if reply => Message::LookupReply(decode("LookupReply", body)?),
+        Kind::Lease if request => Message::Lease(decode("Lease", body)?),
+        Kind::Lease if reply => Message::LeaseReply(decode("LeaseReply", body)?),
         Kind::PrepareStore if request => Message::PrepareStore(decode("PrepareStore", body)?),
         Kind::PrepareStore if reply => Message::PrepareStoreReply(decode("PrepareStoreReply", body)?),
         Kind::EndStep if request => Message::EndStep(decode("EndStep", body)?),
@@ -139,6 +143,8 @@ pub fn encode_frame(mut header: FrameHeader, message: &Message) -> Vec<u8> {
         Message::HelloReply(message) => encode(message, &mut body),
         Message::Lookup(message) => encode(message, &mut body),
         Message::LookupReply(message) => encode(message, &mut body),
+        Message::Lease(message) => encode(message, &mut body),
+        Message::LeaseReply(message) => encode(message, &mut body),
         Message::PrepareStore(message) => encode(message, &mut body),
         Message::PrepareStoreReply(message) => encode(message, &mut body),
         Message::EndStep(message) => encode(message, &mut body),

@@ -16,6 +16,8 @@ pub fn named(message: &Message) -> (&'static str, Value) {
         Message::HelloReply(message) => ("HelloReply", fields(message)),
         Message::Lookup(message) => ("Lookup", fields(message)),
         Message::LookupReply(message) => ("LookupReply", fields(message)),
+        Message::Lease(message) => ("Lease", fields(message)),
+        Message::LeaseReply(message) => ("LeaseReply", fields(message)),
         Message::PrepareStore(message) => ("PrepareStore", fields(message)),
         Message::PrepareStoreReply(message) => ("PrepareStoreReply", fields(message)),
         Message::EndStep(message) => ("EndStep", fields(message)),

@@ -81,7 +81,7 @@ pub fn refusals() -> Vec<Refusal> {
     add("version 257: its low byte is right", changed(5, 1), "version");
     add("the version in the other byte order", [&ping[..4], &[0, 1], &ping[6..]].concat(), "version");
     add("kind 0", changed(6, 0), "kind");
-    add("kind 18", changed(6, 18), "kind");
+    add("kind 19", changed(6, 19), "kind");
     add("kind 262: its low byte is right", changed(7, 1), "kind");
     for (flags, name) in
         [(2, "error without reply"), (5, "reply and one way"), (7, "all flags"), (8, "an unknown flag")]
@@ -89,7 +89,7 @@ pub fn refusals() -> Vec<Refusal> {
         add(name, changed(8, flags), "flags");
     }
     add("an unknown flag in the last byte", changed(11, 0x80), "flags");
-    add("two descriptors", changed(24, 2), "descriptors");
+    add("three descriptors", changed(24, 3), "descriptors");
     add("256 descriptors", changed(25, 1), "descriptors");
     add("the first reserved byte", changed(26, 1), "reserved");
     add("the last reserved byte", changed(31, 0xff), "reserved");

@@ -29,7 +29,7 @@ pub fn repair(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut frame = bytes.to_vec();
     let body_bytes = u32::try_from(bytes.len().checked_sub(HEADER_BYTES)?).ok()?;
     // What is right already stays.
-    let kind = (u16::from(frame[6]) + 16) % 17 + 1;
+    let kind = (u16::from(frame[6]) + 17) % 18 + 1;
     let flags = [0, 1, 0, 3, 4, 4, 1, 3][usize::from(frame[8] % 8)];
     let flags: u32 = match Kind::from_number(kind)? {
         Kind::Goodbye | Kind::Copied => 4,
@@ -51,6 +51,7 @@ fn strings(message: &Message) -> Vec<&[u8]> {
     match message {
         Message::Lookup(message) => message.queries.iter().map(|query| query.keys.as_slice()).collect(),
         Message::LookupReply(message) => vec![&message.answers, &message.slots],
+        Message::Lease(message) => vec![&message.slots],
         Message::PrepareStore(message) => vec![&message.keys],
         Message::PrepareStoreReply(message) => vec![&message.store, &message.slots],
         Message::EndStep(message) => {
