@@ -76,6 +76,7 @@ pub fn every_way(socket: &Path, round: u64) {
     truncated_frames(socket);
     descriptor_floods(socket);
     what_it_does_not_own(socket);
+    what_it_has_not_seen(socket, round);
     keys_of_another_namespace(socket, round as u8);
     long_lists(socket);
     strikes(socket);
@@ -227,6 +228,28 @@ fn what_it_does_not_own(socket: &Path) {
     let store = PrepareStore { request: 1, job: 1, allow_partial: true, keys: keys(7, 0..2) };
     assert_eq!(worker.ask::<_, PrepareStoreReply>(Kind::PrepareStore, &store), Err(ErrorCode::Role));
     worker.bye();
+}
+
+/// Leases on slots that it has not looked at, by guesses at the last change. What is readable there it may read; the replays must not notice that it is
+/// kept for a moment, and it is given back when the connection breaks.
+fn what_it_has_not_seen(socket: &Path, round: u64) {
+    let mut client = open(socket, NAMESPACE, "guesser");
+    let any = [vec![u32::MAX], vec![0; 600], (0..600).collect(), vec![client.reply.slots, 0], Vec::new()];
+    for seen in (0..64).map(|bit| (1 << bit) + round).chain([0, u64::MAX]) {
+        for (request, slots) in (10..).zip(&any) {
+            let slots = numbers_to_bytes(slots.iter().copied());
+            let message = Lease { request, tiers: u32::MAX, seen, slots };
+            let reply: LeaseReply = client.ask(Kind::Lease, &message).expect("an answer");
+            let is_there = reply.lease == 0 || reply.lease == client.raw.sequence;
+            assert!(
+                is_there && (reply.lease == 0 || request == 11 || request == 12),
+                "{reply:?} for request {request}"
+            );
+        }
+        if seen % 2 == 0 {
+            client.end_step(&EndStep { finished: (10..15).collect(), ..EndStep::default() });
+        }
+    }
 }
 
 /// The same key in two namespaces is two blocks, in two regions.

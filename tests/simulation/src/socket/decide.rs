@@ -1,7 +1,7 @@
 //! What the scheduler asks for, and what it decides.
 
 use terrace_connector::protocol::{
-    Complete, CompletedJob, EndStep, FrameFlags, Kind, LeaseEnd, Lookup, Pin, PrepareStore, Query, Scan, Unpin,
+    Complete, CompletedJob, EndStep, FrameFlags, Kind, Lease, LeaseEnd, Lookup, Pin, PrepareStore, Query, Scan, Unpin,
     keys_to_bytes, numbers_to_bytes,
 };
 use terrace_primary::{Key, SlotId};
@@ -9,6 +9,7 @@ use terrace_tiers::Clock;
 
 use super::common::Common;
 use super::engine::{Answered, Asked, Engine, Request, State};
+use crate::rng::Rng;
 
 fn bytes_of(keys: &[Key]) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -45,6 +46,7 @@ impl Engine {
             let Some(mut request) = self.requests.remove(&id) else { continue };
             match request.state {
                 State::Idle if common.rng.chance(700) => self.look_up(id, &mut request, common),
+                State::Seen(..) if common.rng.chance(600) => self.lease(id, &mut request, common),
                 State::Computed(from) if common.rng.chance(700) => self.store(id, from, &mut request),
                 _ => {}
             }
@@ -56,7 +58,8 @@ impl Engine {
         }
         self.pin_or_reset(common);
         // Its lookups' leases end with it, and so mostly it waits for them.
-        let waits = self.asked.values().any(|asked| matches!(asked, Asked::Lookup { .. })) && common.rng.chance(800);
+        let waits = self.asked.values().any(|asked| matches!(asked, Asked::Lookup { .. } | Asked::Lease { .. }))
+            && common.rng.chance(800);
         if !waits && common.rng.chance(600) {
             self.misuse(common);
             self.end_step(common);
@@ -81,6 +84,9 @@ impl Engine {
     }
 
     fn look_up(&mut self, id: u64, request: &mut Request, common: &mut Common) {
+        if common.rng.chance(700) && self.see(request) {
+            return;
+        }
         request.since = request.since.filter(|(said, _)| common.is_unreset_since(self.namespace, *said));
         let deadline = common.settings.disks.config.deadlines.lookup;
         let is_late = request.since.is_some_and(|(_, known)| common.clock.now() >= known.plus(deadline));
@@ -90,6 +96,29 @@ impl Engine {
         let message = Lookup { request: id, tiers: u32::MAX, lease, queries };
         self.ask(Kind::Lookup, &message, Asked::Lookup { request: id, lease, is_late });
         request.state = State::Asking;
+    }
+
+    /// Looks in the daemon's table. False: there is none, or nothing of the request in it.
+    fn see(&self, request: &mut Request) -> bool {
+        let Some(table) = self.open.as_ref().and_then(|open| open.table.as_ref()) else { return false };
+        let (seen, mut slots) = (table.last_change(), Vec::new());
+        table.find_all(&request.keys, |slot, _| slots.push(SlotId(slot)));
+        if slots.is_empty() {
+            return false;
+        }
+        request.state = State::Seen(seen, slots);
+        true
+    }
+
+    /// Asks for what was seen, some time ago, or for a leading part of it.
+    fn lease(&mut self, id: u64, request: &mut Request, common: &mut Common) {
+        let State::Seen(seen, mut slots) = std::mem::replace(&mut request.state, State::Asking) else { return };
+        if common.rng.chance(200) {
+            slots.truncate(1 + common.rng.index(slots.len()));
+        }
+        let bytes = numbers_to_bytes(slots.iter().map(|slot| slot.0));
+        let message = Lease { request: id, tiers: u32::MAX, seen, slots: bytes };
+        self.ask(Kind::Lease, &message, Asked::Lease { request: id, slots });
     }
 
     fn store(&mut self, id: u64, from: usize, request: &mut Request) {
@@ -111,7 +140,10 @@ impl Engine {
     }
 
     fn pin_or_reset(&mut self, common: &mut Common) {
-        let open = self.requests.iter().find(|(_, request)| !matches!(request.state, State::Idle | State::Asking));
+        let open = self
+            .requests
+            .iter()
+            .find(|(_, request)| !matches!(request.state, State::Idle | State::Seen(..) | State::Asking));
         if let Some((id, request)) = open
             && common.rng.chance(20)
         {
@@ -141,7 +173,7 @@ impl Engine {
             return;
         }
         common.count("broken rules");
-        match common.rng.below(4) {
+        match common.rng.below(5) {
             0 => {
                 // A slot that was not answered.
                 let lease = self.requests.values().find_map(|request| match &request.state {
@@ -158,6 +190,17 @@ impl Engine {
                 self.ask(Kind::Complete, &Complete { jobs }, Asked::Wrong);
             }
             2 => {
+                // What it has not seen: slots of any number, after any change. It is given them where that could be.
+                let any = |rng: &mut Rng| if rng.chance(100) { rng.next() } else { rng.below(200) };
+                let slots = (0..=common.rng.below(4)).map(|_| any(&mut common.rng) as u32).collect::<Vec<_>>();
+                let mut slots = numbers_to_bytes(slots);
+                if common.rng.chance(50) {
+                    slots.push(0);
+                }
+                let message = Lease { request: 1, tiers: u32::MAX, seen: any(&mut common.rng), slots };
+                self.ask(Kind::Lease, &message, Asked::Guess);
+            }
+            3 => {
                 let message = PrepareStore { request: 1, job: 0, allow_partial: true, keys: Vec::new() };
                 self.ask(Kind::PrepareStore, &message, Asked::Wrong);
             }

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use terrace_connector::protocol::{FrameFlags, Hello, Kind, WireGeometry, WireNamespace};
+use terrace_connector::protocol::{FrameFlags, Hello, Kind, SHARED_TABLE, WireGeometry, WireNamespace};
 use terrace_connector::server::InlineServer;
-use terrace_primary::{Key, Region, SlotId};
+use terrace_primary::{Key, Region, SlotId, TableReader};
 use terrace_tiers::Time;
 
 use super::common::Common;
@@ -31,6 +31,8 @@ pub(crate) struct Answered {
 pub(crate) enum State {
     /// It is to be looked up.
     Idle,
+    /// Its leading blocks were found in the daemon's table, in these slots, after this change.
+    Seen(u64, Vec<SlotId>),
     Asking,
     Answered(Answered),
     /// So many of its keys are there, the others are to be stored.
@@ -56,6 +58,11 @@ pub(crate) enum Asked {
         /// The request's time to wait was over when it was sent.
         is_late: bool,
     },
+    /// A lease on what was seen.
+    Lease {
+        request: u64,
+        slots: Vec<SlotId>,
+    },
     Store {
         request: u64,
         job: u64,
@@ -72,6 +79,8 @@ pub(crate) enum Asked {
     Reset,
     /// What breaks a rule.
     Wrong,
+    /// What may break one.
+    Guess,
     Other,
 }
 
@@ -84,6 +93,8 @@ pub(crate) struct Job {
 /// An open session of the scheduler.
 pub(crate) struct Open {
     pub region: Arc<Region>,
+    /// The daemon's block table, if it was asked for.
+    pub table: Option<TableReader>,
 }
 
 /// An engine, over all its lives.
@@ -211,6 +222,12 @@ impl Engine {
         let message = Hello {
             store_workers: workers,
             load_workers: workers,
+            features: common
+                .rng
+                .chance(common.settings.readers_per_mille)
+                .then(|| SHARED_TABLE.to_owned())
+                .into_iter()
+                .collect(),
             ..hello("scheduler", &self.name, self.namespace, common)
         };
         wire.send(Kind::Hello, FrameFlags::REQUEST, &message);

@@ -1,13 +1,14 @@
 //! What the scheduler hears, and what must hold of it.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use terrace_connector::protocol::{
-    Answer, EndStepReply, ErrorCode, ErrorReply, FrameHeader, HelloReply, Kind, LookupReply, PrepareStoreReply, decode,
-    numbers_from_bytes,
+    Answer, EndStepReply, ErrorCode, ErrorReply, FrameHeader, HelloReply, Kind, LeaseReply, LookupReply,
+    PrepareStoreReply, SHARED_TABLE, decode, numbers_from_bytes,
 };
 use terrace_connector::server::InlineServer;
-use terrace_primary::{Key, SlotId};
+use terrace_primary::{Key, SlotId, TableReader};
 use terrace_tiers::{Clock, Time};
 
 use super::common::Common;
@@ -26,6 +27,22 @@ fn numbers(bytes: &[u8]) -> Result<Vec<u32>, Reason> {
     let mut numbers = Vec::new();
     numbers_from_bytes(bytes, &mut numbers).map_err(|error| contract(error.to_string()))?;
     Ok(numbers)
+}
+
+fn open_table(table: BorrowedFd<'_>, slots: u32, key_bytes: usize) -> Result<TableReader, Reason> {
+    let table = table.try_clone_to_owned().unwrap_or_else(|error| panic!("no descriptor to simulate with: {error}"));
+    TableReader::open(&table, slots, key_bytes).map_err(|error| contract(error.to_string()))
+}
+
+/// Whether hits that are leased are what was stored.
+fn check_hits(open: &Open, namespace: u8, hits: &[(u32, SlotId, Key)], common: &mut Common) -> Result<(), Reason> {
+    let mut found = vec![0; common.settings.disks.config.geometry.block_bytes as usize];
+    for (_, slot, key) in hits {
+        if !open.region.read_slot(*slot, &mut found) || found != common.model.content(namespace, key) {
+            return Err(Reason::WrongBytes(format!("{key} is a hit in {slot:?}")));
+        }
+    }
+    Ok(())
 }
 
 impl Engine {
@@ -48,6 +65,10 @@ impl Engine {
                             let reply: LookupReply = read("LookupReply", &body)?;
                             self.answered(request, (lease, is_late, header.sequence), &reply, common)?;
                         }
+                        (Kind::Lease, Some(Asked::Lease { request, slots })) => {
+                            let reply: LeaseReply = read("LeaseReply", &body)?;
+                            self.leased(request, header.sequence, (&slots, reply.lease), common)?;
+                        }
                         (Kind::PrepareStore, Some(Asked::Store { request, job, keys, epochs })) => {
                             let reply: PrepareStoreReply = read("PrepareStoreReply", &body)?;
                             self.prepared(request, job, (&keys, &epochs), &reply, common)?;
@@ -56,7 +77,7 @@ impl Engine {
                             let reply: EndStepReply = read("EndStepReply", &body)?;
                             self.stepped(&waiting, sent, &reply, common)?;
                         }
-                        (Kind::Reset, Some(Asked::Reset)) | (_, Some(Asked::Other)) => {}
+                        (Kind::Reset, Some(Asked::Reset)) | (_, Some(Asked::Other | Asked::Guess)) => {}
                         (kind, _) => return Err(contract(format!("a reply of kind {kind:?} that nobody asked for"))),
                     }
                 }
@@ -71,7 +92,13 @@ impl Engine {
     fn opened(&mut self, reply: &HelloReply, server: &InlineServer) -> Result<(), Reason> {
         let pool = server.pools().find(|pool| pool.digest().as_slice() == reply.namespace);
         let pool = pool.ok_or_else(|| contract("a session of a namespace that has no pool"))?;
-        self.open = Some(Open { region: Arc::clone(pool.region()) });
+        let is_shared = reply.features.iter().any(|feature| feature == SHARED_TABLE);
+        let table = match pool.manager().table_fd().filter(|_| is_shared) {
+            Some(table) => Some(open_table(table, reply.slots, pool.key_bytes())?),
+            None if is_shared => return Err(contract("a table was promised that is not there")),
+            None => None,
+        };
+        self.open = Some(Open { region: Arc::clone(pool.region()), table });
         Ok(())
     }
 
@@ -79,7 +106,7 @@ impl Engine {
         let error: ErrorReply = read("ErrorReply", body)?;
         let (code, asked) = (ErrorCode::from_number(error.code), self.asked.remove(&header.sequence));
         common.count("refusals");
-        let is_wrong = matches!(asked, Some(Asked::Wrong));
+        let is_wrong = matches!(asked, Some(Asked::Wrong | Asked::Guess));
         let is_usual = matches!(code, ErrorCode::Limit | ErrorCode::Retry | ErrorCode::Closing);
         let is_greeting = header.kind == Kind::Hello && (code == ErrorCode::NotAdmitted || header.sequence == 0);
         let is_pin = matches!(header.kind, Kind::Pin | Kind::Unpin) && code == ErrorCode::Unknown;
@@ -87,7 +114,7 @@ impl Engine {
             return Err(contract(format!("{:?} is refused: {code:?} {}", header.kind, error.message)));
         }
         match asked {
-            Some(Asked::Lookup { request, .. }) => self.again(request, State::Idle),
+            Some(Asked::Lookup { request, .. } | Asked::Lease { request, .. }) => self.again(request, State::Idle),
             Some(Asked::Store { request, .. }) => self.again(request, State::Done),
             Some(Asked::End { completed, .. }) => self.own_done.extend(completed),
             _ => {}
@@ -99,6 +126,35 @@ impl Engine {
         if let Some(request) = self.requests.get_mut(&request) {
             (request.state, request.since) = (state, None);
         }
+    }
+
+    /// The leading blocks of a request were found in `slots`, and leased.
+    fn leased(
+        &mut self,
+        id: u64,
+        sequence: u64,
+        (slots, lease): (&[SlotId], u64),
+        common: &mut Common,
+    ) -> Result<(), Reason> {
+        if lease == 0 {
+            common.count("leases refused");
+            self.again(id, State::Idle);
+            return Ok(());
+        }
+        if lease != sequence {
+            return Err(contract(format!("lease {lease} for call {sequence}")));
+        }
+        let is_live = lease > self.last_end && !self.is_hung_up();
+        let (Some(open), Some(request)) = (&self.open, self.requests.get_mut(&id)) else { return Ok(()) };
+        common.count("leases on what was seen");
+        let hits: Vec<_> =
+            (0..).zip(slots.iter().copied()).zip(&request.keys).map(|((n, slot), key)| (n, slot, *key)).collect();
+        if is_live {
+            check_hits(open, self.namespace, &hits, common)?;
+        }
+        request.since = None;
+        request.state = State::Answered(Answered { lease, hits, unresolved: Vec::new() });
+        Ok(())
     }
 
     fn answered(
@@ -140,13 +196,7 @@ impl Engine {
         common.counts.misses += u64::from(answered.hits.is_empty());
         common.counts.unresolved += u64::from(!answered.unresolved.is_empty());
         if is_live {
-            let bytes = common.settings.disks.config.geometry.block_bytes as usize;
-            let mut found = vec![0; bytes];
-            for (_, slot, key) in &answered.hits {
-                if !open.region.read_slot(*slot, &mut found) || found != common.model.content(self.namespace, key) {
-                    return Err(Reason::WrongBytes(format!("{key} is a hit in {slot:?}")));
-                }
-            }
+            check_hits(open, self.namespace, &answered.hits, common)?;
         }
         request.state = State::Answered(answered);
         Ok(())

@@ -33,6 +33,8 @@ pub(crate) struct Settings {
     pub idle_per_mille: u32,
     /// Processes whose end nobody tells.
     pub unseen_per_mille: u32,
+    /// Sessions that look for blocks in the daemon's table themselves, of 1000.
+    pub readers_per_mille: u32,
     /// In which the memory of a pool is backed.
     pub backing: Duration,
     /// Of its slots, that are backed in the end.
@@ -66,6 +68,7 @@ impl Settings {
             unseen_per_mille: [0, 0, 200, 1000][rng.index(4)],
             clients: [0, 1, 1, 2][rng.index(4)],
             unheard_per_mille: rate(rng, [0, 2, 10, 30]),
+            readers_per_mille: [0, 500, 1000][rng.index(3)],
             backing: Duration::from_millis([0, 0, 30, 1_000, 20_000][rng.index(5)]),
             backed_per_mille: if faults && rng.chance(125) { rng.between(300, 999) as u32 } else { 1000 },
         }

@@ -180,7 +180,7 @@ impl Life {
         let mut state = State::Computed(0);
         if !hits.is_empty() {
             let (job, mut slots) = (self.new_job(), Vec::new());
-            let prepared = self.timed("prepare_load", Duration::ZERO, |manager| {
+            let prepared = self.timed("prepare_load", self.budget(), |manager| {
                 manager.prepare_load(RequestId(id), JobId(job), hits, &mut slots)
             })?;
             match prepared {
