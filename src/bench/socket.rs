@@ -120,10 +120,12 @@ impl Times {
 struct Side {
     empty: Times,
     lookup: Times,
+    /// From the start of a lookup to slots that may be read: the lookup and `prepare_load`.
+    load: Times,
     store: Times,
 }
 
-/// One round of an engine on any manager: looks a prefix up, stores some blocks. `from` numbers the blocks stored:
+/// One round of an engine on any manager: looks a prefix up and loads it, stores some blocks. `from` numbers the blocks stored:
 /// each is new. `rest` is slept before each call.
 fn round<M: ManagerPort>(
     manager: &mut M,
@@ -132,11 +134,12 @@ fn round<M: ManagerPort>(
     side: Option<&mut Side>,
     rest: Duration,
 ) -> anyhow::Result<()> {
-    let (id, job) = (RequestId(from), JobId(from));
+    let (id, job, load) = (RequestId(from), JobId(from), JobId(from + 1));
     let stored = keys(from..from + STORE)?;
     manager.begin_request(RequestContext { id, tiers: TierFilter::ALL })?;
     let mut answers = Vec::with_capacity(prefix.len());
     let mut plan = StorePlan::default();
+    let mut slots = Vec::with_capacity(prefix.len());
     let mut ours = Side::default();
     let side = side.unwrap_or(&mut ours);
 
@@ -149,6 +152,8 @@ fn round<M: ManagerPort>(
     }
     manager.lookup(id, 0, prefix, LookupMode::Prefix, &mut answers)?;
     side.lookup.add(start);
+    manager.prepare_load(id, load, prefix, &mut slots)?;
+    side.load.add(start);
     anyhow::ensure!(answers.iter().all(|answer| *answer == Lookup::Hit), "a resident key was not found");
 
     thread::sleep(rest);
@@ -157,6 +162,7 @@ fn round<M: ManagerPort>(
     side.store.add(start);
     anyhow::ensure!(room && plan.store.len() == stored.len(), "the manager did not take {STORE} keys");
     manager.complete_store(id, job, &stored, true)?;
+    manager.complete_load(id, load, prefix, true)?;
     // What is looked up stays: it is among the most recent.
     if (from / STORE).is_multiple_of(TOUCH) {
         manager.touch(prefix);
@@ -259,9 +265,10 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
         loaded
     })?;
 
-    let names = [format!("lookup of {PREFIX}"), format!("prepare_store of {STORE}")];
+    let names =
+        [format!("lookup of {PREFIX}"), format!("lookup and load of {PREFIX}"), format!("prepare_store of {STORE}")];
     for (when, local) in [("at rest before each", &mut local_idle), ("back to back", &mut local_awake)] {
-        for (name, times) in names.iter().zip([&mut local.lookup, &mut local.store]) {
+        for (name, times) in names.iter().zip([&mut local.lookup, &mut local.load, &mut local.store]) {
             outcome.add(format!("{name}, in process, {when}"), times.share(0.5), "us", 0.0, "-");
         }
     }
@@ -273,6 +280,7 @@ pub(super) fn run() -> anyhow::Result<Outcome> {
         outcome.add(format!("empty round trip p99, {when}"), side.empty.share(0.99), "us", 0.0, "-");
         let calls = [
             (format!("lookup of {PREFIX} resident keys"), &mut side.lookup, &mut in_process.lookup),
+            (format!("lookup and load of {PREFIX}"), &mut side.load, &mut in_process.load),
             (format!("prepare_store of {STORE}"), &mut side.store, &mut in_process.store),
         ];
         for (name, socket, local) in calls {
