@@ -100,7 +100,7 @@ static PRIMARY: [Key<Draft>; 8] = [
         Form::Flag,
         Preset::Is(Value::Flag(false)),
         |d| Place::Flag(&mut d.config.primary.check_on_load),
-        "Compare a block with its CRC32 before it is loaded, if that was not done in the last ten seconds: for memory that is not trusted. Costs a read of the block.",
+        "Compare a block with its CRC32 before it is loaded, if that was not done in the last ten seconds: for memory that is not trusted. Costs a read of the block, and clients of the daemon ask it for each lookup.",
     ),
 ];
 

@@ -52,7 +52,7 @@ pub struct PrimaryConfig {
     pub numa_node: Option<u32>,
     /// Threads that touch the region's pages at start; 0: one per CPU, eight at most.
     pub prefault_threads: u32,
-    /// Compare a block's bytes with its CRC32 before it is loaded.
+    /// Compare a block's bytes with its CRC32 before it is loaded. The daemon's block table is not shared then.
     pub check_on_load: bool,
 }
 

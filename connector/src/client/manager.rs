@@ -1,7 +1,7 @@
 //! The manager behind the socket, as the scheduler half sees it.
 //!
-//! A request's lookup is one round trip: the search is answered from it, and what it decides goes out with the step's
-//! end. Nothing is asked twice within [`ASK_AGAIN`]. What was begun on a connection that is lost is forgotten, but for
+//! A request's lookup is one round trip, or none where the daemon's block table answers it: the search is answered from it, and
+//! what it decides goes out with the step's end. Nothing is asked twice within [`ASK_AGAIN`]. What was begun on a connection that is lost is forgotten, but for
 //! jobs: the daemon keeps the slots of each until it is told of its end, on whatever connection. Requests open
 //! themselves again on the next one.
 

@@ -23,6 +23,11 @@ impl<M: Machine> RemoteManager<M> {
         if !self.room.fits(all, most) {
             return Err(queries);
         }
+        // Mostly what is missing is at the end.
+        let is_last_there = |query: &PortQuery| query.keys.last().is_none_or(|key| table.find_all(&[*key], |_, _| {}));
+        if !queries.iter().all(is_last_there) {
+            return Err(queries);
+        }
         let (mut slots, mut answers) = (Vec::with_capacity(4 * all), Vec::with_capacity(all));
         // Before anything is looked at: no lease is given on what changes from here on.
         let seen = table.last_change();
