@@ -154,6 +154,8 @@ fn a_store_whose_answer_was_lost_is_given_up_on_the_next_connection() {
             manager.prepare_lookup(RequestId(2), vec![prefix(&keys(5..9, 0))]).unwrap();
             manager.finish_request(RequestId(2));
         }
+        // What was sent before is served when a ping is answered.
+        until("a ping", || manager.session_mut().ping().is_some());
         let told: Vec<_> = daemon.steps().into_iter().flat_map(|step| step.completed).collect();
         assert_eq!(told, [CompletedJob { job: 4, ok: false }], "once; late: {is_late}");
     }
